@@ -1,0 +1,4 @@
+"""The wire: messages, their bytes, their subjects, and the pure state machine of a token stream.
+
+Versioned and frozen. A change of a message is a new version and a golden file (docs/adr/0004).
+"""

@@ -1,0 +1,379 @@
+"""Every message that crosses a process border. Frozen, keyword-only, versioned; no defaults that decide anything.
+
+The gateway resolves every parameter (C1.7): a worker that reads a `GenerateRequest` chooses nothing. Token lists are
+packed little-endian u32 (`pack_tokens`), so that a prompt of 30,000 tokens is 120 kB and not a list of boxed integers.
+
+Units are in the names: `_ns` nanoseconds since the epoch, `_s` seconds, `_bytes` bytes. Positions are absolute token
+positions of the sequence; offsets count completion tokens of one choice.
+"""
+
+from __future__ import annotations
+
+import array
+import sys
+from collections.abc import Sequence
+from typing import ClassVar, Literal
+
+import msgspec
+
+Priority = Literal["high", "normal", "low"]
+FinishReason = Literal["stop", "length", "cancelled", "error"]
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of all. `VERSION` goes up with any change of fields or meaning."""
+
+    VERSION: ClassVar[int] = 1
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, array_like=False):
+    """A value inside messages; it has no life of its own on the wire."""
+
+
+def pack_tokens(tokens: Sequence[int]) -> bytes:
+    """Token ids as little-endian u32. Raises OverflowError for an id outside 0..2^32-1."""
+    packed = array.array("I", tokens)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def unpack_tokens(data: bytes) -> tuple[int, ...]:
+    """Inverse of `pack_tokens`. Raises ValueError if the length is not a multiple of 4."""
+    packed = array.array("I")
+    packed.frombytes(data)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return tuple(packed)
+
+
+# ---- the request -----------------------------------------------------------------------------------------------------
+
+
+class Sampling(Part):
+    """How a token is picked, fully resolved. `seed` is the request's; choice i uses f(seed, i) (protocol/seeds.py)."""
+
+    seed: int  # 0 <= seed < 2^64
+    temperature: float  # 0 = greedy
+    top_k: int  # 0 = off
+    top_p: float  # 1.0 = off
+    min_p: float  # 0.0 = off
+    repetition_penalty: float  # 1.0 = off
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: tuple[tuple[int, float], ...]
+    min_tokens: int
+    allowed_ids: tuple[int, ...] | None
+    banned_ids: tuple[int, ...]
+
+
+class NamespaceParts(Part):
+    """What keeps caches apart (C4). The tenant comes from the credential; `salt` is the caller's and only narrows."""
+
+    fingerprint: str
+    adapter_digest: str  # "" without an adapter
+    tenant: str
+    salt: str  # "" without one
+
+
+class CachePlan(Part):
+    """What the gateway knows about reuse. Positions are not yet floored to the grid: the engine's setters do that."""
+
+    enabled: bool
+    checkpoint_at: int | None  # end of the stable part, before the generation header; None = prompt end
+    capture_at: int | None  # a shared prefix worth cutting
+    reuse: Literal["prefill"]  # only prefill-made rows are reused; the decode opt-in comes as another value
+
+
+class Speculation(Part):
+    """Which drafter and how many drafts a round; k = 0 is plain decode."""
+
+    drafter: Literal["none", "mtp"]
+    k: int
+
+
+class GenerateRequest(Message):
+    """One accepted request, on `req.<fingerprint>.…`. The internal id is unique; client ids are labels only."""
+
+    request_id: str
+    tenant: str
+    key_id: str
+    model: str
+    namespace: NamespaceParts
+    prompt: bytes  # packed tokens
+    choices: int
+    max_tokens: int
+    stop_ids: tuple[int, ...]  # ends of sequence included, unless the caller ignores them
+    sampling: Sampling
+    top_logprobs: int | None  # None = no logprobs; 0 = only the chosen token's
+    cache: CachePlan
+    speculation: Speculation
+    priority: Priority
+    created_ns: int
+    deadline_ns: int  # absolute; a worker does not start an expired request
+
+
+class CancelRequest(Message):
+    """On `cxl.<request>`: journalled and read live. `offset` = completion tokens of choice 0 that the reader kept."""
+
+    request_id: str
+    reason: Literal["client_disconnected", "stop_string", "deadline", "operator"]
+    choice: int | None  # None = all choices
+    offset: int | None
+
+
+# ---- the token stream (tok.<request>) --------------------------------------------------------------------------------
+
+
+class TokenLogprobs(Part):
+    """Log probabilities at one position, natural log, before temperature (OpenAI's meaning)."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+class Started(Message):
+    """A worker's claim. `attempt` = last journalled attempt + 1, never the delivery count."""
+
+    request_id: str
+    attempt: int
+    worker_id: str
+    fingerprint: str
+    cached_tokens: int
+    resumed_offsets: tuple[int, ...]  # a choice: completion tokens already in the journal
+    at_ns: int
+
+
+class Frame(Message):
+    """The tokens of one burst of one choice."""
+
+    request_id: str
+    attempt: int
+    choice: int
+    offset: int  # completion tokens of this choice before this frame
+    tokens: bytes  # packed
+    logprobs: tuple[TokenLogprobs, ...] | None
+
+
+class SpecTelemetry(Part):
+    """Counters of one choice's session. tokens per verify = completion / rounds."""
+
+    rounds: int
+    drafted: int
+    accepted: int
+
+
+class ChoiceEnd(Part):
+    """How one choice ended. `stop_id` is the id that ended it; it is counted in `completion_tokens`, never emitted."""
+
+    choice: int
+    finish: FinishReason
+    completion_tokens: int
+    emitted_tokens: int
+    stop_id: int | None
+    spec: SpecTelemetry
+
+
+class Failure(Part):
+    """A typed error that travels to the caller unchanged."""
+
+    code: str
+    message: str
+    status: int
+    retry_after_s: int | None
+
+
+class Terminal(Message):
+    """Exactly one a request, the last of its journal. Usage is what the broker settles."""
+
+    request_id: str
+    tenant: str
+    key_id: str
+    model: str
+    attempt: int
+    worker_id: str
+    ends: tuple[ChoiceEnd, ...]
+    failure: Failure | None
+    cancel_reason: str | None
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    cache_decision: str  # "hit", "miss", "bypass", or why a hit was not taken
+    exact: bool
+    queue_ns: int
+    prime_ns: int
+    decode_ns: int
+    at_ns: int
+
+
+StreamMessage = Started | Frame | Terminal
+
+
+# ---- workers ---------------------------------------------------------------------------------------------------------
+
+
+class Heartbeat(Message):
+    """On `hb.<worker>`, every few seconds. Gateways route by it, the broker notes it; silence means dead."""
+
+    worker_id: str
+    epoch: str  # new at every start: replicas of an older epoch are gone
+    model: str
+    fingerprint: str
+    vocabulary_size: int
+    max_context: int
+    speculation: Speculation  # the worker's default
+    ready: bool
+    draining: bool
+    running: int
+    waiting: int
+    free_blocks: int
+    total_blocks: int
+    at_ns: int
+
+
+# ---- the broker (request/reply on brk.v1.<operation>) ----------------------------------------------------------------
+
+
+class Reply(Message):
+    """Base of every reply. `failure` set = nothing else holds."""
+
+    failure: Failure | None
+
+
+class Authenticate(Message):
+    """`key_digest` = SHA-256 of the API key, hex. The key itself never leaves the gateway."""
+
+    key_digest: str
+
+
+class Identity(Reply):
+    """Who a key stands for and what it may do."""
+
+    tenant: str
+    key_id: str
+    models: tuple[str, ...]  # () = all
+    max_concurrent: int | None
+
+
+class EntryRef(Part):
+    """One prefix entry: (namespace root, chain key, layout version) and who holds its bytes."""
+
+    key: bytes
+    position: int
+    workers: tuple[str, ...]
+
+
+class Lookup(Message):
+    """The longest published entry among `chain` (chain keys of the prompt's full blocks, ascending)."""
+
+    namespace: NamespaceParts
+    root: bytes
+    chain: tuple[bytes, ...]
+    layout_version: int
+
+
+class LookupReply(Reply):
+    """`entry` None = miss."""
+
+    entry: EntryRef | None
+
+
+class Reserve(Message):
+    """Ask for room before anything is kept. Bytes are the entry's own: its state part and the KV rows above its parent."""
+
+    request_id: str
+    worker_id: str
+    epoch: str
+    namespace: NamespaceParts
+    root: bytes
+    key: bytes
+    parent: bytes | None
+    layout_version: int
+    position: int
+    parent_position: int
+    state_bytes: int
+    kv_bytes: int
+
+
+class ReserveReply(Reply):
+    """`granted`, or a refusal: "exists", "skips_budget", "skips_pinned"; or "evict": withdraw these keys, ask again."""
+
+    decision: Literal["granted", "exists", "skips_budget", "skips_pinned", "evict"]
+    reservation_id: str | None
+    evict: tuple[bytes, ...]
+
+
+class Commit(Message):
+    """The bytes exist: the entry becomes visible to lookups."""
+
+    reservation_id: str
+    worker_id: str
+    epoch: str
+    digest: str  # hex, of the entry's content; "" while the bytes stay inside the worker's process
+
+
+class Abort(Message):
+    """The bytes will not exist: the reservation is refunded."""
+
+    reservation_id: str
+    worker_id: str
+
+
+class Lease(Message):
+    """Hold an entry until the restore is complete. Refused when it is gone, evicting, or of another namespace."""
+
+    request_id: str
+    worker_id: str
+    epoch: str
+    namespace: NamespaceParts
+    root: bytes
+    key: bytes
+    layout_version: int
+    ttl_s: int
+
+
+class LeaseReply(Reply):
+    """`lease_id` None = refused, with the reason."""
+
+    lease_id: str | None
+    reason: Literal["granted", "gone", "evicting", "not_held_here", "wrong_namespace"]
+
+
+class Release(Message):
+    """Give a lease back. Idempotent."""
+
+    lease_id: str
+
+
+class Withdraw(Message):
+    """A holder wants to free entries: refused for those that are leased; the rest are gone for lookups from now on."""
+
+    worker_id: str
+    epoch: str
+    root: bytes
+    keys: tuple[bytes, ...]
+
+
+class WithdrawReply(Reply):
+    """The keys that may be freed now, and those that may not."""
+
+    withdrawn: tuple[bytes, ...]
+    refused: tuple[bytes, ...]
+
+
+class Freed(Message):
+    """Withdrawn bytes are free: refund them in the ledger. Idempotent."""
+
+    worker_id: str
+    epoch: str
+    root: bytes
+    keys: tuple[bytes, ...]
+
+
+class Done(Reply):
+    """Nothing to say but that it happened."""
+
+
+BrokerCall = Authenticate | Lookup | Reserve | Commit | Abort | Lease | Release | Withdraw | Freed
+BrokerReply = Identity | LookupReply | ReserveReply | LeaseReply | WithdrawReply | Done

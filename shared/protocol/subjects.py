@@ -1,0 +1,211 @@
+"""Every subject, stream and consumer name, and their limits, in one place.
+
+    req.<fingerprint>.<priority>.<lane>   work, shared by all workers of a fingerprint; lane = hash(tenant) mod LANES
+    req.<fingerprint>.to.<worker>         work for the worker that holds the entry
+    tok.<request>                         the journal of a request: started, frames, one terminal
+    cxl.<request>                         its cancellation, if any
+    dead.<fingerprint>                    requests that killed their workers
+    hb.<worker>                           heartbeats (core NATS, not kept)
+    brk.v1.<operation>                    broker calls (core request/reply, queue group `broker`)
+
+A fingerprint in a subject is its first 16 hex digits: subjects stay short, and the full one is in the request.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from shared.errors import ProtocolError
+from shared.protocol.messages import (
+    Abort,
+    Authenticate,
+    BrokerCall,
+    Commit,
+    Freed,
+    Lease,
+    Lookup,
+    Priority,
+    Release,
+    Reserve,
+    Withdraw,
+)
+
+LANES: Final = 32
+PRIORITIES: Final[tuple[Priority, ...]] = ("high", "normal", "low")
+BROKER_QUEUE: Final = "broker"
+HEARTBEATS: Final = "hb.*"
+BROKER_CALLS: Final = "brk.v1.*"
+
+_TOKEN = re.compile(r"^[A-Za-z0-9_-]{1,64}$")
+
+
+def _token(value: str, what: str) -> str:
+    """One subject token; anything else could widen or redirect a subject."""
+    if not _TOKEN.match(value):
+        raise ProtocolError(f"{what} may hold letters, digits, '_' and '-', 1 to 64 of them")
+    return value
+
+
+def short(fingerprint: str) -> str:
+    """The part of a fingerprint that stands in subjects and consumer names."""
+    return _token(fingerprint[:16], "fingerprint")
+
+
+def lane(tenant: str) -> int:
+    """A tenant's lane: stable across processes and releases (not Python's hash)."""
+    return int.from_bytes(hashlib.sha256(tenant.encode()).digest()[:4], "little") % LANES
+
+
+def request_shared(fingerprint: str, priority: Priority, tenant: str) -> str:
+    """Where a request goes that any worker of the fingerprint may take."""
+    return f"req.{short(fingerprint)}.{priority}.{lane(tenant)}"
+
+
+def request_to(fingerprint: str, worker: str) -> str:
+    """Where a request goes whose entry one worker holds."""
+    return f"req.{short(fingerprint)}.to.{_token(worker, 'worker id')}"
+
+
+def tokens(request: str) -> str:
+    """The journal of a request."""
+    return f"tok.{_token(request, 'request id')}"
+
+
+def cancel(request: str) -> str:
+    """The cancellation of a request."""
+    return f"cxl.{_token(request, 'request id')}"
+
+
+def dead(fingerprint: str) -> str:
+    """Dead letters of a fingerprint."""
+    return f"dead.{short(fingerprint)}"
+
+
+def heartbeat(worker: str) -> str:
+    """A worker's heartbeat."""
+    return f"hb.{_token(worker, 'worker id')}"
+
+
+_OPERATIONS: Final[dict[type[BrokerCall], str]] = {
+    Authenticate: "authenticate",
+    Lookup: "lookup",
+    Reserve: "reserve",
+    Commit: "commit",
+    Abort: "abort",
+    Lease: "lease",
+    Release: "release",
+    Withdraw: "withdraw",
+    Freed: "freed",
+}
+
+
+def broker(call: type[BrokerCall]) -> str:
+    """Where a broker call goes."""
+    return f"brk.v1.{_OPERATIONS[call]}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamSpec:
+    """A JetStream stream. Sizes in bytes, ages in seconds; every one is bounded."""
+
+    name: str
+    subjects: tuple[str, ...]
+    work_queue: bool
+    max_bytes: int
+    max_age_s: int
+    max_msg_bytes: int
+    max_msgs_per_subject: int  # -1 = no limit of its own
+    duplicate_window_s: int
+
+
+REQUESTS: Final = StreamSpec(
+    name="BURSTLINE_REQUESTS",
+    subjects=("req.>",),
+    work_queue=True,
+    max_bytes=256 << 20,
+    max_age_s=6 * 3600,
+    max_msg_bytes=1 << 20,
+    max_msgs_per_subject=-1,
+    duplicate_window_s=120,
+)
+JOURNAL: Final = StreamSpec(
+    name="BURSTLINE_JOURNAL",
+    subjects=("tok.*",),
+    work_queue=False,
+    max_bytes=512 << 20,
+    max_age_s=24 * 3600,
+    max_msg_bytes=1 << 20,
+    max_msgs_per_subject=-1,
+    duplicate_window_s=120,
+)
+CANCELS: Final = StreamSpec(
+    name="BURSTLINE_CANCELS",
+    subjects=("cxl.*",),
+    work_queue=False,
+    max_bytes=32 << 20,
+    max_age_s=24 * 3600,
+    max_msg_bytes=4096,
+    max_msgs_per_subject=1,
+    duplicate_window_s=120,
+)
+DEAD: Final = StreamSpec(
+    name="BURSTLINE_DEAD",
+    subjects=("dead.*",),
+    work_queue=False,
+    max_bytes=128 << 20,
+    max_age_s=7 * 24 * 3600,
+    max_msg_bytes=1 << 20,
+    max_msgs_per_subject=-1,
+    duplicate_window_s=120,
+)
+STREAMS: Final = (REQUESTS, JOURNAL, CANCELS, DEAD)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConsumerSpec:
+    """A durable pull consumer of a stream."""
+
+    stream: str
+    durable: str
+    filter_subject: str
+    ack_wait_s: float
+    max_ack_pending: int
+
+
+def worker_consumers(fingerprint: str, worker: str, *, ack_wait_s: float) -> tuple[ConsumerSpec, ...]:
+    """What a worker pulls, in the order in which it looks: its own, then the shared ones by priority.
+
+    max_deliver is unlimited: poison is counted by `started` without an end, and dead-lettered by us.
+    """
+    own = ConsumerSpec(
+        stream=REQUESTS.name,
+        durable=f"{short(fingerprint)}-to-{_token(worker, 'worker id')}",
+        filter_subject=request_to(fingerprint, worker),
+        ack_wait_s=ack_wait_s,
+        max_ack_pending=256,
+    )
+    shared = tuple(
+        ConsumerSpec(
+            stream=REQUESTS.name,
+            durable=f"{short(fingerprint)}-{priority}",
+            filter_subject=f"req.{short(fingerprint)}.{priority}.*",
+            ack_wait_s=ack_wait_s,
+            max_ack_pending=1024,
+        )
+        for priority in PRIORITIES
+    )
+    return (own, *shared)
+
+
+def settle_consumer() -> ConsumerSpec:
+    """The broker's own reading of the journal, from which it settles usage."""
+    return ConsumerSpec(
+        stream=JOURNAL.name,
+        durable="broker-settle",
+        filter_subject="tok.*",
+        ack_wait_s=30.0,
+        max_ack_pending=256,
+    )

@@ -1,0 +1,148 @@
+"""What the services need of a message system, in our words.
+
+Payloads are bytes (protocol/codec.py makes them), headers carry W3C trace context. Errors are ours (shared.errors):
+`Unavailable` when the server cannot be reached or does not answer in time, `FencedOut` when an expected sequence does
+not hold, `Overloaded` when a stream refuses for lack of room, `PayloadTooLarge` before anything is sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from shared.protocol.subjects import ConsumerSpec, StreamSpec
+
+Headers = Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Received:
+    """A message as a subscriber or a stream reader gets it. `sequence` is 0 for core messages."""
+
+    subject: str
+    data: bytes
+    headers: Headers = field(default_factory=dict)
+    sequence: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stored:
+    """A stream's answer to a publish."""
+
+    sequence: int
+    duplicate: bool
+
+
+class Delivery(Protocol):
+    """One delivery of a work item. Exactly one of ack / nak / term ends it; until then `progress` extends it."""
+
+    @property
+    def message(self) -> Received: ...
+
+    @property
+    def delivery_count(self) -> int:
+        """1 for the first delivery."""
+
+    async def ack(self) -> None:
+        """Done; waits until the server knows it."""
+
+    async def nak(self, *, delay_s: float = 0.0) -> None:
+        """Hand back, to be delivered again after `delay_s`."""
+
+    async def term(self) -> None:
+        """Never deliver again."""
+
+    async def progress(self) -> None:
+        """Restart the ack_wait clock."""
+
+
+class Subscription(Protocol):
+    """A live core subscription. Iteration ends when it is closed."""
+
+    def __aiter__(self) -> AsyncIterator[Received]: ...
+
+    async def next(self, timeout: float) -> Received | None:
+        """The next message, or None after `timeout` seconds."""
+
+    @property
+    def dropped(self) -> int:
+        """Messages lost here because the reader was slow (the journal still has what is journalled)."""
+
+    async def close(self) -> None:
+        """Unsubscribe. Idempotent."""
+
+
+class PullConsumer(Protocol):
+    """A durable pull consumer."""
+
+    async def fetch(self, *, limit: int, timeout: float) -> list[Delivery]:
+        """Up to `limit` deliveries; [] after `timeout` seconds. Survives a server restart (recreates itself)."""
+
+    async def pending(self) -> int:
+        """Messages that wait for delivery."""
+
+
+Handler = Callable[[Received], Awaitable[bytes]]
+
+
+class Transport(Protocol):
+    """A connection."""
+
+    async def close(self) -> None:
+        """Drain what was published, close. Idempotent."""
+
+    async def ready(self) -> bool:
+        """Whether a round trip to the server succeeds now."""
+
+    @property
+    def max_payload_bytes(self) -> int:
+        """The server's limit for one message, headers included."""
+
+    # core
+    async def publish(self, subject: str, data: bytes, headers: Headers | None = None) -> None:
+        """At most once, to whoever listens."""
+
+    async def subscribe(self, subject: str) -> Subscription:
+        """When this returns, the server has the subscription (two flushes: one alone is no barrier in nats-py).
+        Buffers are bounded: a slow reader loses messages and sees it in `dropped`."""
+
+    async def request(
+        self, subject: str, data: bytes, *, timeout: float, headers: Headers | None = None
+    ) -> bytes:
+        """Ask and wait for one answer. Raises Unavailable when nobody listens or nobody answers in time."""
+
+    async def serve(self, subject: str, queue: str, handler: Handler, *, concurrency: int) -> Subscription:
+        """Answer requests on `subject` as one of the group `queue`, at most `concurrency` at a time."""
+
+    # streams
+    async def ensure_stream(self, spec: StreamSpec) -> None:
+        """Create it, or make it as the spec says. Idempotent, safe from several processes at once."""
+
+    async def ensure_consumer(self, spec: ConsumerSpec) -> PullConsumer:
+        """Create or attach to a durable pull consumer. Idempotent."""
+
+    async def append(
+        self,
+        subject: str,
+        data: bytes,
+        *,
+        message_id: str | None = None,
+        expected_last_subject_sequence: int | None = None,
+        headers: Headers | None = None,
+        timeout: float = 5.0,
+    ) -> Stored:
+        """Publish into the stream that holds `subject`, and wait until it is stored.
+
+        With `expected_last_subject_sequence` the server refuses unless the subject's last message has that sequence
+        (0 = none yet): FencedOut.
+        """
+
+    async def last(self, stream: str, subject: str) -> Received | None:
+        """The newest stored message of a subject."""
+
+    async def read(self, stream: str, subject: str, *, after: int = 0, limit: int = 1024) -> list[Received]:
+        """Stored messages of one subject with sequence > `after`, ascending, at most `limit`."""
+
+    async def purge(self, stream: str, subject: str) -> None:
+        """Delete what a stream holds of one subject."""
