@@ -29,18 +29,53 @@ class Source:
 
 
 SOURCES: Final = (
-    Source(package="python3.11-doc", licence="PSF-2.0", skip=r"genindex|_sources|search|py-modindex|changelog\.html"),
-    Source(package="postgresql-doc-15", licence="PostgreSQL", skip=r"bookindex|release-|features-sql|errcodes"),
-    Source(package="sqlite3-doc", licence="public domain", skip=r"releaselog/|keyword|toc\.html|docs\.html|matrix"),
-    Source(package="python-django-doc", licence="BSD-3-Clause", skip=r"_modules|genindex|py-modindex|search|_sources"),
-    Source(package="python-sqlalchemy-doc", licence="MIT", skip=r"_modules|genindex|search|_sources|changelog_0"),
+    Source(
+        package="python3.11-doc",
+        licence="PSF-2.0",
+        skip=r"genindex|_sources|search|py-modindex|changelog\.html",
+    ),
+    Source(
+        package="postgresql-doc-15", licence="PostgreSQL", skip=r"bookindex|release-|features-sql|errcodes"
+    ),
+    Source(
+        package="sqlite3-doc",
+        licence="public domain",
+        skip=r"releaselog/|keyword|toc\.html|docs\.html|matrix",
+    ),
+    Source(
+        package="python-django-doc",
+        licence="BSD-3-Clause",
+        skip=r"_modules|genindex|py-modindex|search|_sources",
+    ),
+    Source(
+        package="python-sqlalchemy-doc", licence="MIT", skip=r"_modules|genindex|search|_sources|changelog_0"
+    ),
     Source(package="nginx-doc", licence="BSD-2-Clause", skip=r"$^"),
 )
 
 _DROP: Final = {"script", "style", "nav", "head", "svg", "footer", "form"}
 _VOID: Final = {"br", "hr", "img", "input", "link", "meta", "col", "wbr", "area", "base", "source"}
-_BLOCK: Final = {"p", "div", "li", "tr", "h1", "h2", "h3", "h4", "h5", "h6", "pre", "dt", "dd", "table", "br", "section"}
-_CHROME: Final = re.compile(r"sphinxsidebar|related|navheader|navfooter|headerlink|footer|menu|toctree|searchbox|fancy_toc")
+_BLOCK: Final = {
+    "p",
+    "div",
+    "li",
+    "tr",
+    "h1",
+    "h2",
+    "h3",
+    "h4",
+    "h5",
+    "h6",
+    "pre",
+    "dt",
+    "dd",
+    "table",
+    "br",
+    "section",
+}
+_CHROME: Final = re.compile(
+    r"sphinxsidebar|related|navheader|navfooter|headerlink|footer|menu|toctree|searchbox|fancy_toc"
+)
 
 
 class _Text(HTMLParser):
@@ -133,8 +168,15 @@ def main() -> None:
                 (held if is_held_out(name) else train).write(json.dumps({"name": name, "text": text}) + "\n")
                 count, chars = count + 1, chars + len(text)
             version = fetch(source)[1]
-            manifest.append({"package": source.package, "version": version, "licence": source.licence, "pages": count,
-                             "characters": chars})
+            manifest.append(
+                {
+                    "package": source.package,
+                    "version": version,
+                    "licence": source.licence,
+                    "pages": count,
+                    "characters": chars,
+                }
+            )
             print(manifest[-1], flush=True)
     (WORK / "corpus_manifest.json").write_text(json.dumps(manifest, indent=1))
 
