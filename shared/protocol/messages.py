@@ -50,7 +50,7 @@ def unpack_tokens(data: bytes) -> tuple[int, ...]:
 # ---- the request -----------------------------------------------------------------------------------------------------
 
 
-class Sampling(Part):
+class Sampling(Part, frozen=True, kw_only=True):
     """How a token is picked, fully resolved. `seed` is the request's; choice i uses f(seed, i) (protocol/seeds.py)."""
 
     seed: int  # 0 <= seed < 2^64
@@ -67,7 +67,7 @@ class Sampling(Part):
     banned_ids: tuple[int, ...]
 
 
-class NamespaceParts(Part):
+class NamespaceParts(Part, frozen=True, kw_only=True):
     """What keeps caches apart (C4). The tenant comes from the credential; `salt` is the caller's and only narrows."""
 
     fingerprint: str
@@ -76,7 +76,7 @@ class NamespaceParts(Part):
     salt: str  # "" without one
 
 
-class CachePlan(Part):
+class CachePlan(Part, frozen=True, kw_only=True):
     """What the gateway knows about reuse. Positions are not yet floored to the grid: the engine's setters do that."""
 
     enabled: bool
@@ -85,14 +85,14 @@ class CachePlan(Part):
     reuse: Literal["prefill"]  # only prefill-made rows are reused; the decode opt-in comes as another value
 
 
-class Speculation(Part):
+class Speculation(Part, frozen=True, kw_only=True):
     """Which drafter and how many drafts a round; k = 0 is plain decode."""
 
     drafter: Literal["none", "mtp"]
     k: int
 
 
-class GenerateRequest(Message):
+class GenerateRequest(Message, frozen=True, kw_only=True):
     """One accepted request, on `req.<fingerprint>.…`. The internal id is unique; client ids are labels only."""
 
     request_id: str
@@ -113,7 +113,7 @@ class GenerateRequest(Message):
     deadline_ns: int  # absolute; a worker does not start an expired request
 
 
-class CancelRequest(Message):
+class CancelRequest(Message, frozen=True, kw_only=True):
     """On `cxl.<request>`: journalled and read live. `offset` = completion tokens of choice 0 that the reader kept."""
 
     request_id: str
@@ -125,7 +125,7 @@ class CancelRequest(Message):
 # ---- the token stream (tok.<request>) --------------------------------------------------------------------------------
 
 
-class TokenLogprobs(Part):
+class TokenLogprobs(Part, frozen=True, kw_only=True):
     """Log probabilities at one position, natural log, before temperature (OpenAI's meaning)."""
 
     token: int
@@ -133,7 +133,7 @@ class TokenLogprobs(Part):
     top: tuple[tuple[int, float], ...]
 
 
-class Started(Message):
+class Started(Message, frozen=True, kw_only=True):
     """A worker's claim. `attempt` = last journalled attempt + 1, never the delivery count."""
 
     request_id: str
@@ -145,7 +145,7 @@ class Started(Message):
     at_ns: int
 
 
-class Frame(Message):
+class Frame(Message, frozen=True, kw_only=True):
     """The tokens of one burst of one choice."""
 
     request_id: str
@@ -156,7 +156,7 @@ class Frame(Message):
     logprobs: tuple[TokenLogprobs, ...] | None
 
 
-class SpecTelemetry(Part):
+class SpecTelemetry(Part, frozen=True, kw_only=True):
     """Counters of one choice's session. tokens per verify = completion / rounds."""
 
     rounds: int
@@ -164,7 +164,7 @@ class SpecTelemetry(Part):
     accepted: int
 
 
-class ChoiceEnd(Part):
+class ChoiceEnd(Part, frozen=True, kw_only=True):
     """How one choice ended. `stop_id` is the id that ended it; it is counted in `completion_tokens`, never emitted."""
 
     choice: int
@@ -175,7 +175,7 @@ class ChoiceEnd(Part):
     spec: SpecTelemetry
 
 
-class Failure(Part):
+class Failure(Part, frozen=True, kw_only=True):
     """A typed error that travels to the caller unchanged."""
 
     code: str
@@ -184,7 +184,7 @@ class Failure(Part):
     retry_after_s: int | None
 
 
-class Terminal(Message):
+class Terminal(Message, frozen=True, kw_only=True):
     """Exactly one a request, the last of its journal. Usage is what the broker settles."""
 
     request_id: str
@@ -213,7 +213,7 @@ StreamMessage = Started | Frame | Terminal
 # ---- workers ---------------------------------------------------------------------------------------------------------
 
 
-class Heartbeat(Message):
+class Heartbeat(Message, frozen=True, kw_only=True):
     """On `hb.<worker>`, every few seconds. Gateways route by it, the broker notes it; silence means dead."""
 
     worker_id: str
@@ -235,19 +235,19 @@ class Heartbeat(Message):
 # ---- the broker (request/reply on brk.v1.<operation>) ----------------------------------------------------------------
 
 
-class Reply(Message):
+class Reply(Message, frozen=True, kw_only=True):
     """Base of every reply. `failure` set = nothing else holds."""
 
     failure: Failure | None
 
 
-class Authenticate(Message):
+class Authenticate(Message, frozen=True, kw_only=True):
     """`key_digest` = SHA-256 of the API key, hex. The key itself never leaves the gateway."""
 
     key_digest: str
 
 
-class Identity(Reply):
+class Identity(Reply, frozen=True, kw_only=True):
     """Who a key stands for and what it may do."""
 
     tenant: str
@@ -256,7 +256,7 @@ class Identity(Reply):
     max_concurrent: int | None
 
 
-class EntryRef(Part):
+class EntryRef(Part, frozen=True, kw_only=True):
     """One prefix entry: (namespace root, chain key, layout version) and who holds its bytes."""
 
     key: bytes
@@ -264,7 +264,7 @@ class EntryRef(Part):
     workers: tuple[str, ...]
 
 
-class Lookup(Message):
+class Lookup(Message, frozen=True, kw_only=True):
     """The longest published entry among `chain` (chain keys of the prompt's full blocks, ascending)."""
 
     namespace: NamespaceParts
@@ -273,13 +273,13 @@ class Lookup(Message):
     layout_version: int
 
 
-class LookupReply(Reply):
+class LookupReply(Reply, frozen=True, kw_only=True):
     """`entry` None = miss."""
 
     entry: EntryRef | None
 
 
-class Reserve(Message):
+class Reserve(Message, frozen=True, kw_only=True):
     """Ask for room before anything is kept. Bytes are the entry's own: its state part and the KV rows above its parent."""
 
     request_id: str
@@ -296,7 +296,7 @@ class Reserve(Message):
     kv_bytes: int
 
 
-class ReserveReply(Reply):
+class ReserveReply(Reply, frozen=True, kw_only=True):
     """`granted`, or a refusal: "exists", "skips_budget", "skips_pinned"; or "evict": withdraw these keys, ask again."""
 
     decision: Literal["granted", "exists", "skips_budget", "skips_pinned", "evict"]
@@ -304,7 +304,7 @@ class ReserveReply(Reply):
     evict: tuple[bytes, ...]
 
 
-class Commit(Message):
+class Commit(Message, frozen=True, kw_only=True):
     """The bytes exist: the entry becomes visible to lookups."""
 
     reservation_id: str
@@ -313,14 +313,14 @@ class Commit(Message):
     digest: str  # hex, of the entry's content; "" while the bytes stay inside the worker's process
 
 
-class Abort(Message):
+class Abort(Message, frozen=True, kw_only=True):
     """The bytes will not exist: the reservation is refunded."""
 
     reservation_id: str
     worker_id: str
 
 
-class Lease(Message):
+class Lease(Message, frozen=True, kw_only=True):
     """Hold an entry until the restore is complete. Refused when it is gone, evicting, or of another namespace."""
 
     request_id: str
@@ -333,20 +333,20 @@ class Lease(Message):
     ttl_s: int
 
 
-class LeaseReply(Reply):
+class LeaseReply(Reply, frozen=True, kw_only=True):
     """`lease_id` None = refused, with the reason."""
 
     lease_id: str | None
     reason: Literal["granted", "gone", "evicting", "not_held_here", "wrong_namespace"]
 
 
-class Release(Message):
+class Release(Message, frozen=True, kw_only=True):
     """Give a lease back. Idempotent."""
 
     lease_id: str
 
 
-class Withdraw(Message):
+class Withdraw(Message, frozen=True, kw_only=True):
     """A holder wants to free entries: refused for those that are leased; the rest are gone for lookups from now on."""
 
     worker_id: str
@@ -355,14 +355,14 @@ class Withdraw(Message):
     keys: tuple[bytes, ...]
 
 
-class WithdrawReply(Reply):
+class WithdrawReply(Reply, frozen=True, kw_only=True):
     """The keys that may be freed now, and those that may not."""
 
     withdrawn: tuple[bytes, ...]
     refused: tuple[bytes, ...]
 
 
-class Freed(Message):
+class Freed(Message, frozen=True, kw_only=True):
     """Withdrawn bytes are free: refund them in the ledger. Idempotent."""
 
     worker_id: str
@@ -371,7 +371,7 @@ class Freed(Message):
     keys: tuple[bytes, ...]
 
 
-class Done(Reply):
+class Done(Reply, frozen=True, kw_only=True):
     """Nothing to say but that it happened."""
 
 
