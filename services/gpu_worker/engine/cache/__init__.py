@@ -1,0 +1,1 @@
+"""The engine's memory: KV blocks, recurrent states, and the prefix tree over both."""

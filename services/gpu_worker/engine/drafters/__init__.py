@@ -1,0 +1,1 @@
+"""Drafters: what proposes tokens for a round. A drafter never changes a stream, only how fast it comes."""

@@ -1,0 +1,259 @@
+"""What goes into the engine and what comes out of it: requests, hits and events.
+
+Plain frozen values, no torch, no behaviour. The worker's host thread builds `GenerateRequest`s, and turns the events
+of `Engine.step` into frames, spans and broker messages. Times are nanoseconds: `*_ns` stamps are wall time since the
+epoch (`shared.clock`), `queue_ns` and `restore_ns` are durations.
+
+Positions are absolute token indices. The *grid* is the multiples of 64; captures, hits and checkpoints lie on it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeAlias
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SamplingParams:
+    """How one token is picked from a row of logits. Every value is resolved: the engine has no defaults of its own.
+
+    `seed` is already f(seed, choice): choices of one request differ in it and in nothing else.
+    """
+
+    seed: int  #: 64 bits, unsigned
+    temperature: float = 1.0  #: 0 = greedy
+    top_k: int = 0  #: 0 = off
+    top_p: float = 1.0  #: 1 = off
+    min_p: float = 0.0  #: 0 = off; relative to the most likely token
+    repetition_penalty: float = 1.0  #: 1 = off; counts prompt and completion
+    presence_penalty: float = 0.0  #: 0 = off; counts the completion
+    frequency_penalty: float = 0.0  #: 0 = off; counts the completion
+    logit_bias: tuple[tuple[int, float], ...] = ()  #: (token id, added to its logit)
+    min_tokens: int = 0  #: stop ids are masked until that many completion tokens exist
+    allowed_ids: frozenset[int] | None = None  #: null = all
+    banned_ids: frozenset[int] = frozenset()
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GenerateRequest:
+    """One choice of one request, ready to be primed."""
+
+    request_id: str
+    choice: int = 0
+    root: bytes  #: chain root of the namespace, 32 bytes
+    tokens: tuple[int, ...]  #: the prompt, at least one id
+    chain: tuple[bytes, ...]  #: chain key of every full 64-block of `tokens`, ascending
+    sampling: SamplingParams
+    max_tokens: int  #: completion budget, a stop id counts
+    stop_ids: frozenset[int] = frozenset()  #: EOS is among them unless the request ignores it
+    capture_at: int | None = None  #: shared-prefix boundary worth cutting, floored to the grid
+    ckpt_at: int | None = None  #: stable boundary for the next turn, floored to the grid; null = prompt end
+    use_cache: bool = True  #: false: no restore and no capture
+    speculation_k: int = 0  #: drafts a round; 0 = plain decode
+    top_logprobs: int | None = None  #: null = no logprobs; 0 = the chosen token's alone
+    emitted: tuple[int, ...] = ()  #: tokens that an earlier attempt journalled: verified, never emitted again
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hit:
+    """The deepest usable entry for a prompt: restoring `key` skips the first `position` tokens."""
+
+    key: bytes
+    position: int
+
+
+class FinishReason(StrEnum):
+    """Why a stream ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenLogprob:
+    """Log probability of a chosen token and of the best ones, from the raw row (before bias and temperature)."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()  #: best first, ties by smallest id
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SpecTelemetry:
+    """Lifetime counters of one stream; monotone, so consumers subtract (R-S12)."""
+
+    rounds: int = 0  #: verify passes
+    drafted: int = 0
+    accepted: int = 0
+    drafted_at: tuple[int, ...] = ()  #: by draft position, first draft first
+    accepted_at: tuple[int, ...] = ()
+    capture_failures: int = 0
+
+    @property
+    def tau(self) -> float:
+        """Accepted drafts a round."""
+        return self.accepted / self.rounds if self.rounds else 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Admitted:
+    """The request holds its slot and blocks, and a hit, if any, is restored: the broker's lease may be released."""
+
+    request_id: str
+    choice: int
+    cached_tokens: int
+    hit_key: bytes | None
+    queue_ns: int
+    restore_ns: int
+    end_ns: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HitDropped:
+    """A waiting request lost its hit to make room and will run cold: release the lease."""
+
+    request_id: str
+    key: bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Primed:
+    """The prompt is in the cache. `tokens` were computed (not cached), in `chunks` launches."""
+
+    request_id: str
+    choice: int
+    tokens: int
+    chunks: int
+    start_ns: int
+    end_ns: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Burst:
+    """New completion tokens. `offset` is the completion index of the first; stop ids are never among them."""
+
+    request_id: str
+    choice: int
+    offset: int
+    tokens: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] | None  #: one a token
+    rounds: int
+    drafted: int
+    accepted: int
+    start_ns: int
+    end_ns: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Captured:
+    """A boundary capture waits for the broker: answer with `Engine.publish` or `Engine.discard`.
+
+    An entry owns its state and the KV rows between its parent's position and its own. Three cases of `kv_bytes`:
+    new rows (`splits_key` null), rows that pass over from an existing entry `splits_key` whose new parent is this
+    entry (the same bytes leave that entry), and 0 when a state comes back to an entry that had lost it.
+    """
+
+    capture_id: int
+    request_id: str
+    key: bytes
+    parent_key: bytes | None  #: nearest entry below, null at the root
+    splits_key: bytes | None
+    position: int
+    state_bytes: int
+    kv_bytes: int
+    end_ns: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finished:
+    """The one terminal event of a (request, choice). On `stop`, `completion_tokens` counts the stop id, which no
+    burst carries; otherwise it equals the tokens delivered (`emitted` ones included)."""
+
+    request_id: str
+    choice: int
+    reason: FinishReason
+    error_code: str | None
+    detail: str | None  #: the reason given to `cancel`, or the error's message (never prompt text)
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    stop_id: int | None
+    telemetry: SpecTelemetry
+    end_ns: int
+
+
+Event: TypeAlias = Admitted | HitDropped | Primed | Burst | Captured | Finished
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PoolCounts:
+    """Conservation: free + owned + cached == total. *Cached* is what the prefix tree holds, *owned* what only
+    running sequences, hits or waiting captures hold."""
+
+    total: int
+    free: int
+    owned: int
+    cached: int
+
+    @property
+    def balanced(self) -> bool:
+        return self.free + self.owned + self.cached == self.total
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pressure:
+    """What the engine would like to be evicted now, so that queued work or captures fit."""
+
+    blocks: int
+    snapshots: int
+
+    def __bool__(self) -> bool:
+        return self.blocks > 0 or self.snapshots > 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evicted:
+    """What `Engine.evict` did. A key in `gone` left the tree with its KV; one in `stateless` lost its state and
+    keeps its rows while an entry above it lives. A key named by the caller but in neither was in use."""
+
+    gone: tuple[bytes, ...]
+    stateless: tuple[bytes, ...]
+    blocks: int
+    snapshots: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineStats:
+    """A consistent picture between two steps."""
+
+    blocks: PoolCounts
+    slots: PoolCounts
+    snapshots: PoolCounts
+    waiting: int
+    priming: int
+    decoding: int
+    pending_captures: int
+    entries: int
+    rounds: int
+    drafted: int
+    accepted: int
+    capture_failures: int
+    prefill_tokens: int
+    decode_tokens: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineLimits:
+    """Bounds that are policy, not memory."""
+
+    max_waiting: int = 64  #: queued requests; one more is Overloaded
+    burst_rounds: int = 8  #: verify passes between two scheduler decisions
+    busy_burst_rounds: int = 2  #: the same while a prompt is being primed
+    max_pending_captures: int = 16  #: captures that wait for the broker; more are dropped and counted
