@@ -1,0 +1,66 @@
+"""The KV rows of all attention planes, in blocks of 64. Knows no owner: `pages` counts references."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from services.gpu_worker.engine.config import BLOCK_ROWS, ModelDims
+from shared.errors import EngineFault
+
+FLOAT_BYTES = 4
+
+
+class KVPool:
+    """`k`, `v`: [planes, num_blocks, kv_heads, 64, head_dim] float32; the last plane is the MTP head's, if any."""
+
+    def __init__(self, dims: ModelDims, num_blocks: int) -> None:
+        shape = (dims.planes, num_blocks, dims.kv_heads, BLOCK_ROWS, dims.head_dim)
+        self.k = torch.zeros(shape, dtype=torch.float32)
+        self.v = torch.zeros(shape, dtype=torch.float32)
+        self.num_blocks = num_blocks
+        self.row_bytes = 2 * dims.planes * dims.kv_heads * dims.head_dim * FLOAT_BYTES
+        self.block_bytes = self.row_bytes * BLOCK_ROWS
+
+    def read_rows(self, block_table: Sequence[int], start: int, stop: int) -> Tensor:
+        """Copy rows start..stop-1 of a sequence out: [2, planes, kv_heads, stop - start, head_dim], keys first.
+
+        Raises `EngineFault` when the table does not cover `stop` rows.
+        """
+        self._check(block_table, start, stop)
+        first, last = start // BLOCK_ROWS, -(-stop // BLOCK_ROWS)
+        index = torch.tensor(list(block_table[first:last]), dtype=torch.int64)
+        both = torch.stack([_rows(self.k.index_select(1, index)), _rows(self.v.index_select(1, index))])
+        offset = start - first * BLOCK_ROWS
+        return both[:, :, :, offset : offset + stop - start].contiguous()
+
+    def write_rows(self, block_table: Sequence[int], start: int, rows: Tensor) -> None:
+        """Copy rows as `read_rows` returns them into a sequence's blocks, from absolute row `start` on."""
+        count = rows.shape[3]
+        self._check(block_table, start, start + count)
+        position = start
+        while position < start + count:
+            offset = position % BLOCK_ROWS
+            take = min(BLOCK_ROWS - offset, start + count - position)
+            block = block_table[position // BLOCK_ROWS]
+            piece = rows[:, :, :, position - start : position - start + take]
+            self.k[:, block, :, offset : offset + take] = piece[0]
+            self.v[:, block, :, offset : offset + take] = piece[1]
+            position += take
+
+    def copy_block(self, source: int, target: int) -> None:
+        """Copy one block in all planes (a shared tail block that is about to be written)."""
+        self.k[:, target] = self.k[:, source]
+        self.v[:, target] = self.v[:, source]
+
+    def _check(self, block_table: Sequence[int], start: int, stop: int) -> None:
+        if not 0 <= start <= stop <= len(block_table) * BLOCK_ROWS:
+            raise EngineFault(f"rows {start}..{stop} are outside a table of {len(block_table)} blocks")
+
+
+def _rows(blocks: Tensor) -> Tensor:
+    """[planes, n, kv_heads, 64, head_dim] -> [planes, kv_heads, n * 64, head_dim]."""
+    planes, count, heads, rows, width = blocks.shape
+    return blocks.transpose(1, 2).reshape(planes, heads, count * rows, width)

@@ -1,0 +1,194 @@
+"""What the engine is built for: the model's dimensions and the sizes of its pools.
+
+Pure values. This module knows the field names of a Hugging Face `config.json`, and nothing of weights, torch or requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from shared.errors import EngineFault
+
+BLOCK_ROWS: Final = 64
+"""Rows of a KV block, of a prefill tile and of a gated-delta chunk: the absolute grid of C1.2."""
+
+LINEAR: Final = "linear_attention"
+FULL: Final = "full_attention"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelDims:
+    """Dimensions of a hybrid decoder (Qwen3.5 class). Counts are elements, never bytes."""
+
+    vocab: int
+    hidden: int
+    intermediate: int
+    layer_types: tuple[str, ...]
+    """One of `LINEAR`, `FULL` a layer, from the bottom up."""
+    heads: int
+    kv_heads: int
+    head_dim: int
+    rotary_dim: int
+    """Leading elements of a head that RoPE turns; even."""
+    rope_theta: float
+    gdn_key_heads: int
+    gdn_value_heads: int
+    gdn_key_dim: int
+    gdn_value_dim: int
+    conv_kernel: int
+    eps: float
+    tie_embeddings: bool
+    max_positions: int
+    has_mtp: bool
+
+    @property
+    def attention_layers(self) -> int:
+        """Full-attention layers of the trunk; each owns one KV plane."""
+        return self.layer_types.count(FULL)
+
+    @property
+    def gdn_layers(self) -> int:
+        """Gated-delta layers of the trunk; each owns one recurrent and one conv state a slot."""
+        return self.layer_types.count(LINEAR)
+
+    @property
+    def planes(self) -> int:
+        """KV planes: the attention layers, then the draft plane of the MTP head if there is one."""
+        return self.attention_layers + int(self.has_mtp)
+
+    @property
+    def draft_plane(self) -> int:
+        """Index of the MTP head's KV plane. Raises `EngineFault` without an MTP head."""
+        if not self.has_mtp:
+            raise EngineFault("this model has no MTP head, hence no draft plane")
+        return self.attention_layers
+
+    @property
+    def conv_channels(self) -> int:
+        """Channels of the causal convolution: queries, keys and values of the delta rule."""
+        return 2 * self.gdn_key_heads * self.gdn_key_dim + self.gdn_value_heads * self.gdn_value_dim
+
+    @property
+    def group(self) -> int:
+        """Query heads that share one KV head."""
+        return self.heads // self.kv_heads
+
+    @classmethod
+    def from_hf(cls, config: Mapping[str, Any], *, has_mtp: bool) -> ModelDims:
+        """Read a Hugging Face `config.json` (a nested `text_config` is followed).
+
+        `has_mtp` says whether the checkpoint holds `mtp.*` tensors. Raises `EngineFault` naming the field that is
+        missing or outside what this engine computes.
+        """
+        text = config.get("text_config", config)
+        rope = text.get("rope_parameters") or {}
+        head_dim = _need(text, "head_dim")
+        factor = rope.get("partial_rotary_factor", text.get("partial_rotary_factor", 1.0))
+        dims = cls(
+            vocab=_need(text, "vocab_size"),
+            hidden=_need(text, "hidden_size"),
+            intermediate=_need(text, "intermediate_size"),
+            layer_types=_layer_types(text),
+            heads=_need(text, "num_attention_heads"),
+            kv_heads=_need(text, "num_key_value_heads"),
+            head_dim=head_dim,
+            rotary_dim=int(head_dim * factor),
+            rope_theta=float(rope.get("rope_theta", text.get("rope_theta", 10_000.0))),
+            gdn_key_heads=_need(text, "linear_num_key_heads"),
+            gdn_value_heads=_need(text, "linear_num_value_heads"),
+            gdn_key_dim=_need(text, "linear_key_head_dim"),
+            gdn_value_dim=_need(text, "linear_value_head_dim"),
+            conv_kernel=_need(text, "linear_conv_kernel_dim"),
+            eps=float(text.get("rms_norm_eps", 1e-6)),
+            tie_embeddings=bool(text.get("tie_word_embeddings", config.get("tie_word_embeddings", False))),
+            max_positions=_need(text, "max_position_embeddings"),
+            has_mtp=has_mtp,
+        )
+        dims._check(
+            rope.get("rope_type", "default"), text.get("hidden_act", "silu"), text.get("attention_bias")
+        )
+        return dims
+
+    def _check(self, rope_type: str, activation: str, attention_bias: bool | None) -> None:
+        faults = {
+            f"rope_type {rope_type!r}: only 'default' is computed": rope_type != "default",
+            f"hidden_act {activation!r}: only 'silu' is computed": activation != "silu",
+            "attention_bias: projections with a bias are not computed": bool(attention_bias),
+            f"num_attention_heads {self.heads} is no multiple of num_key_value_heads {self.kv_heads}": bool(
+                self.heads % self.kv_heads
+            ),
+            f"linear_num_value_heads {self.gdn_value_heads} is no multiple of linear_num_key_heads "
+            f"{self.gdn_key_heads}": bool(self.gdn_value_heads % self.gdn_key_heads),
+            f"rotary dimension {self.rotary_dim} is odd": bool(self.rotary_dim % 2),
+        }
+        wrong = [text for text, broken in faults.items() if broken]
+        if wrong:
+            raise EngineFault("model config: " + "; ".join(wrong))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineConfig:
+    """Sizes of the engine's pools and launches. Raises `EngineFault` on values that cannot work together."""
+
+    num_blocks: int
+    """KV blocks of `BLOCK_ROWS` rows, shared by all sequences and cache entries."""
+    num_slots: int
+    """Live sequences: recurrent states that verify may advance."""
+    num_snapshots: int
+    """Kept recurrent states (prefix tree, captures, checkpoints)."""
+    max_verify: int = 8
+    """Most columns of one verify: the anchor and `max_verify - 1` drafts."""
+    max_batch: int = 8
+    """Most sequences of one verify."""
+    prefill_chunk: int = 512
+    """Most rows of one prefill launch of a sequence; a multiple of `BLOCK_ROWS`."""
+    threads: int = 1
+    """Intra-op threads on the CPU."""
+    max_context: int = 4096
+    """Most rows of one sequence, prompt and completion together."""
+
+    def __post_init__(self) -> None:
+        for name in (
+            "num_blocks",
+            "num_slots",
+            "max_verify",
+            "max_batch",
+            "prefill_chunk",
+            "threads",
+            "max_context",
+        ):
+            if getattr(self, name) < 1:
+                raise EngineFault(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.num_snapshots < 0:
+            raise EngineFault(f"num_snapshots must not be negative, not {self.num_snapshots}")
+        if self.prefill_chunk % BLOCK_ROWS:
+            raise EngineFault(f"prefill_chunk {self.prefill_chunk} is no multiple of {BLOCK_ROWS}")
+        if self.max_batch > self.num_slots:
+            raise EngineFault(f"max_batch {self.max_batch} exceeds num_slots {self.num_slots}")
+
+    @property
+    def block_rows(self) -> int:
+        """Rows of a KV block, a constant of the design."""
+        return BLOCK_ROWS
+
+
+def _need(text: Mapping[str, Any], name: str) -> int:
+    value = text.get(name)
+    if not isinstance(value, int) or value < 1:
+        raise EngineFault(f"model config: {name} must be a positive integer, not {value!r}")
+    return value
+
+
+def _layer_types(text: Mapping[str, Any]) -> tuple[str, ...]:
+    layers = _need(text, "num_hidden_layers")
+    types = text.get("layer_types")
+    if types is None:
+        interval = int(text.get("full_attention_interval", 4))
+        types = [LINEAR if (i + 1) % interval else FULL for i in range(layers)]
+    if len(types) != layers or not set(types) <= {LINEAR, FULL}:
+        raise EngineFault(
+            f"model config: layer_types must hold {layers} of {LINEAR!r} and {FULL!r}, not {types!r}"
+        )
+    return tuple(types)
