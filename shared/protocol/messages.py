@@ -280,7 +280,13 @@ class LookupReply(Reply, frozen=True, kw_only=True):
 
 
 class Reserve(Message, frozen=True, kw_only=True):
-    """Ask for room before anything is kept. Bytes are the entry's own: its state part and the KV rows above its parent."""
+    """Ask for room before anything is kept. Bytes are the entry's own: its state part and the KV rows above its parent.
+
+    `parent` is the nearest entry below that this worker holds and has reserved (its rows are charged there); None with
+    `parent_position` 0 when there is none. Failure `parent_gone` if the broker does not know it as held by this worker.
+    Asking again with the same request, worker and key gives the same reservation. A key that this worker withdrew is
+    taken to be freed.
+    """
 
     request_id: str
     worker_id: str
@@ -297,7 +303,11 @@ class Reserve(Message, frozen=True, kw_only=True):
 
 
 class ReserveReply(Reply, frozen=True, kw_only=True):
-    """`granted`, or a refusal: "exists", "skips_budget", "skips_pinned"; or "evict": withdraw these keys, ask again."""
+    """`granted`, or a refusal: "exists", "skips_budget", "skips_pinned"; or "evict": withdraw these keys, ask again.
+
+    The keys to evict are entries of the same tenant that this worker holds, of any of its namespaces (a chain key
+    stands for one namespace only, so it needs no root beside it).
+    """
 
     decision: Literal["granted", "exists", "skips_budget", "skips_pinned", "evict"]
     reservation_id: str | None
@@ -347,11 +357,11 @@ class Release(Message, frozen=True, kw_only=True):
 
 
 class Withdraw(Message, frozen=True, kw_only=True):
-    """A holder wants to free entries: refused for those that are leased; the rest are gone for lookups from now on."""
+    """A holder wants to free entries: refused for those that are leased or not yet committed; the rest are gone for
+    lookups from now on. Keys that the broker does not know may be freed. Idempotent."""
 
     worker_id: str
     epoch: str
-    root: bytes
     keys: tuple[bytes, ...]
 
 
@@ -363,16 +373,47 @@ class WithdrawReply(Reply, frozen=True, kw_only=True):
 
 
 class Freed(Message, frozen=True, kw_only=True):
-    """Withdrawn bytes are free: refund them in the ledger. Idempotent."""
+    """Withdrawn bytes are free: refund them in the ledger. Idempotent.
+
+    While an entry has children, its state part is free and its KV rows stay, and stay charged; they go with the last
+    child: freeing a child also frees the rows of ancestors that have no state and no other child.
+    """
 
     worker_id: str
     epoch: str
-    root: bytes
     keys: tuple[bytes, ...]
 
 
 class Done(Reply, frozen=True, kw_only=True):
     """Nothing to say but that it happened."""
+
+
+# ---- the audit (request/reply on audit.<worker>, answered by the worker) -----------------------------------------------
+
+
+class HeldEntry(Part, frozen=True, kw_only=True):
+    """What a worker really keeps of one published entry. `state_bytes` is 0 when only rows stay, for its children."""
+
+    root: bytes
+    key: bytes
+    state_bytes: int
+    kv_bytes: int
+
+
+class AuditCall(Message, frozen=True, kw_only=True):
+    """Which entries do you hold? Paged, so that the answer fits a payload: entries in key order, from `skip` on."""
+
+    skip: int
+    limit: int
+
+
+class AuditReply(Reply, frozen=True, kw_only=True):
+    """`entries` = at most `limit` of the `total` that the worker holds (published and reserved ones)."""
+
+    worker_id: str
+    epoch: str
+    total: int
+    entries: tuple[HeldEntry, ...]
 
 
 BrokerCall = Authenticate | Lookup | Reserve | Commit | Abort | Lease | Release | Withdraw | Freed

@@ -7,6 +7,7 @@
     dead.<fingerprint>                    requests that killed their workers
     hb.<worker>                           heartbeats (core NATS, not kept)
     brk.v1.<operation>                    broker calls (core request/reply, queue group `broker`)
+    audit.<worker>                        what a worker holds, for the audit (core request/reply)
 
 A fingerprint in a subject is its first 16 hex digits: subjects stay short, and the full one is in the request.
 """
@@ -87,6 +88,11 @@ def dead(fingerprint: str) -> str:
 def heartbeat(worker: str) -> str:
     """A worker's heartbeat."""
     return f"hb.{_token(worker, 'worker id')}"
+
+
+def audit(worker: str) -> str:
+    """Where a worker is asked for the entries that it holds."""
+    return f"audit.{_token(worker, 'worker id')}"
 
 
 _OPERATIONS: Final[dict[type[BrokerCall], str]] = {
