@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -114,11 +115,17 @@ def load(cls: type[S]) -> S:
         for fault in error.errors(include_url=False, include_input=False, include_context=False):
             faults.append(f"{_variable(cls, fault['loc'])}: {fault['msg'].removeprefix('Value error, ')}")
     except SettingsError as error:
-        faults.append(f"{cls.prefix()}*: {error}")
+        faults.append(f"{_unparsed(cls, error)}: must be JSON")
     if faults or instance is None:
         sys.stderr.write("".join(f"settings: {fault}\n" for fault in faults))
         raise SystemExit(2)
     return instance
+
+
+def _unparsed(cls: type[Settings], error: SettingsError) -> str:
+    """The variable whose list or mapping could not be parsed; the library tells it in its message alone."""
+    field = re.search(r'field "(\w+)"', str(error))
+    return _variable(cls, (field.group(1),) if field else ())
 
 
 def _variable(cls: type[Settings], location: tuple[int | str, ...]) -> str:

@@ -1,0 +1,225 @@
+"""Traces and metrics of one process: OpenTelemetry spans, W3C context over the queue, one Prometheus registry.
+
+Spans are never attached to the running task on their own (FR-119: a span held current across a yield is detached in
+another task). A parent is always named: a span, or the context that `extract` read from a message's headers. Work that
+another thread did is told afterwards with `record`.
+
+Spans go to an OTLP/HTTP receiver when one is set, else to the local trace store (`shared/tracestore.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import SpanLimits, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON, ParentBased
+from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Status, StatusCode, Tracer
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from opentelemetry.util.types import AttributeValue
+from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
+
+from shared import logs
+from shared.config import CommonSettings
+from shared.errors import BurstlineError
+from shared.tracestore import StoreExporter, TraceStore
+
+Parent = Span | SpanContext | Context | None
+Attributes = Mapping[str, AttributeValue]
+
+TRACES_FILE: Final = "traces.db"
+_QUEUE_SPANS: Final = 8192
+_BATCH_SPANS: Final = 512
+_SCHEDULE_MS: Final = 500
+_EXPORT_TIMEOUT_MS: Final = 5000
+
+_propagator: Final = TraceContextTextMapPropagator()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Telemetry:
+    """What a service holds. Safe from every thread."""
+
+    service: str
+    provider: TracerProvider
+    tracer: Tracer
+    registry: CollectorRegistry
+    processor: BatchSpanProcessor | None
+
+    def inject(self, parent: Parent, headers: MutableMapping[str, str]) -> None:
+        """Write `parent` into message headers as W3C trace context; its sampled flag goes along (FR-121)."""
+        _propagator.inject(headers, context_of(parent))
+
+    def headers(self, parent: Parent) -> dict[str, str]:
+        """New headers that hold `parent`."""
+        carrier: dict[str, str] = {}
+        self.inject(parent, carrier)
+        return carrier
+
+    def extract(self, headers: Mapping[str, str]) -> Context:
+        """The parent that message or HTTP headers name, in any case; an empty context without one or with a bad one."""
+        return _propagator.extract({name.lower(): value for name, value in headers.items()}, Context())
+
+    @contextmanager
+    def span(
+        self,
+        name: str,
+        parent: Parent = None,
+        attributes: Attributes | None = None,
+        *,
+        kind: SpanKind = SpanKind.INTERNAL,
+        links: Sequence[Link] = (),
+    ) -> Iterator[Span]:
+        """A span over a block, ended once on every way out; `parent=None` begins a trace. Not made current."""
+        span = self.start(name, parent, attributes, kind=kind, links=links)
+        try:
+            yield span
+        except (asyncio.CancelledError, GeneratorExit):
+            span.set_attribute("burstline.cancelled", True)
+            raise
+        except BaseException as error:
+            fail(span, error)
+            raise
+        finally:
+            span.end()
+
+    def start(
+        self,
+        name: str,
+        parent: Parent = None,
+        attributes: Attributes | None = None,
+        *,
+        kind: SpanKind = SpanKind.INTERNAL,
+        links: Sequence[Link] = (),
+        start_ns: int | None = None,
+    ) -> Span:
+        """A span that the caller ends itself, in a `finally`."""
+        return self.tracer.start_span(
+            name,
+            context=context_of(parent),
+            kind=kind,
+            attributes=attributes,
+            links=links,
+            start_time=start_ns,
+            record_exception=False,
+            set_status_on_exception=False,
+        )
+
+    def record(
+        self,
+        name: str,
+        parent: Parent,
+        start_ns: int,
+        end_ns: int,
+        attributes: Attributes | None = None,
+        *,
+        kind: SpanKind = SpanKind.INTERNAL,
+        links: Sequence[Link] = (),
+    ) -> SpanContext:
+        """Tell a span after the fact (wall-clock nanoseconds). Returns its context, a parent for others."""
+        span = self.start(name, parent, attributes, kind=kind, links=links, start_ns=start_ns)
+        span.end(max(start_ns, end_ns))
+        return span.get_span_context()
+
+    def flush(self, timeout_s: float = 5.0) -> bool:
+        """Export what has ended. False when it took longer than `timeout_s`."""
+        return self.provider.force_flush(int(timeout_s * 1000))
+
+    def shutdown(self, timeout_s: float = 5.0) -> None:
+        """Flush within `timeout_s` and stop exporting. Idempotent; spans told later are dropped."""
+        self.flush(timeout_s)
+        self.provider.shutdown()
+
+
+@contextmanager
+def attached(span: Span) -> Iterator[None]:
+    """Make `span` current for library instrumentation (SQL). Only around blocks that cannot yield to a consumer."""
+    with trace.use_span(span, end_on_exit=False, record_exception=False, set_status_on_exception=False):
+        yield
+
+
+def context_of(parent: Parent) -> Context:
+    """`parent` as an OpenTelemetry context. None is the empty one: what runs in the task by chance is no parent."""
+    match parent:
+        case None:
+            return Context()
+        case Span():
+            return trace.set_span_in_context(parent, Context())
+        case SpanContext():
+            return trace.set_span_in_context(trace.NonRecordingSpan(parent), Context())
+        case _:
+            return parent
+
+
+def trace_id(parent: Parent) -> str:
+    """The trace id as 32 hex digits, "" when there is none."""
+    context = trace.get_current_span(context_of(parent)).get_span_context()
+    return format(context.trace_id, "032x") if context.is_valid else ""
+
+
+def fail(span: Span, error: BaseException) -> None:
+    """Mark a span as failed by type and code. The message stays out: it could quote what a caller sent."""
+    code = error.code if isinstance(error, BurstlineError) else type(error).__name__
+    span.set_status(Status(StatusCode.ERROR, code))
+    span.set_attribute("error.type", code)
+
+
+def setup(service: str, common: CommonSettings, *, logging: bool = True) -> Telemetry:
+    """Set up a process: spans, the metrics registry and, unless `logging` is False, the root logger."""
+    if logging:
+        logs.setup(service, level=common.log_level, style=common.log_format)
+    if common.otlp_endpoint is None:
+        exporter: SpanExporter = StoreExporter(TraceStore(common.data_dir / TRACES_FILE))
+    else:
+        exporter = _otlp(common.otlp_endpoint)
+    return build(service, exporter)
+
+
+def build(service: str, exporter: SpanExporter | None) -> Telemetry:
+    """Telemetry with a given exporter; None keeps spans (for contexts and ids) and exports nothing."""
+    provider = TracerProvider(
+        sampler=ParentBased(ALWAYS_ON),
+        resource=Resource({"service.name": service}),
+        span_limits=SpanLimits(max_attributes=64, max_events=64, max_links=16, max_attribute_length=4096),
+        shutdown_on_exit=False,
+    )
+    processor = None
+    if exporter is not None:
+        processor = BatchSpanProcessor(
+            exporter,
+            max_queue_size=_QUEUE_SPANS,
+            max_export_batch_size=_BATCH_SPANS,
+            schedule_delay_millis=_SCHEDULE_MS,
+            export_timeout_millis=_EXPORT_TIMEOUT_MS,
+        )
+        provider.add_span_processor(processor)
+    return Telemetry(
+        service=service,
+        provider=provider,
+        tracer=provider.get_tracer("burstline"),
+        registry=_registry(),
+        processor=processor,
+    )
+
+
+def _otlp(endpoint: str) -> SpanExporter:
+    """The OTLP/HTTP exporter; imported late, as it brings an HTTP client that the local store does not need."""
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+
+    return OTLPSpanExporter(endpoint=f"{endpoint.rstrip('/')}/v1/traces", timeout=_EXPORT_TIMEOUT_MS / 1000)
+
+
+def _registry() -> CollectorRegistry:
+    """A registry of this process alone; a global one would fail on a second set-up in the same process."""
+    registry = CollectorRegistry(auto_describe=True)
+    ProcessCollector(registry=registry)
+    PlatformCollector(registry=registry)
+    GCCollector(registry=registry)
+    return registry
