@@ -1,0 +1,1 @@
+"""Philox and Gumbel noise."""
