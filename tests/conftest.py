@@ -1,0 +1,54 @@
+"""Fixtures that several folders of tests share: real servers, started once a session and only when asked for.
+
+nats_url           a NATS server of the test's own, empty
+session_nats_url   one server for the session, for tests that name their streams and subjects themselves
+database_url       a fresh, empty database on the session's Postgres; dropped after the test
+"""
+
+from __future__ import annotations
+
+import secrets
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from services.embedded.nats import NatsServer
+from services.embedded.postgres import PostgresServer
+
+
+@pytest.fixture
+def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
+    """A server of the test's own: it may be stopped and started again (it keeps its port and its store)."""
+    with NatsServer(tmp_path_factory.mktemp("nats")) as server:
+        yield server
+
+
+@pytest.fixture
+def nats_url(nats_server: NatsServer) -> str:
+    return nats_server.url
+
+
+@pytest.fixture(scope="session")
+def session_nats_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with NatsServer(tmp_path_factory.mktemp("nats")) as server:
+        yield server.url
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresServer]:
+    """The session's server, without fsync. Not under pytest's own folder, which `nobody` may not enter."""
+    with (
+        tempfile.TemporaryDirectory(prefix="burstline-postgres-") as folder,
+        PostgresServer(Path(folder), durable=False) as server,
+    ):
+        yield server
+
+
+@pytest.fixture
+def database_url(postgres_server: PostgresServer) -> Iterator[str]:
+    name = f"test_{secrets.token_hex(6)}"
+    postgres_server.create_database(name)
+    yield postgres_server.url_of(name)
+    postgres_server.drop_database(name)
