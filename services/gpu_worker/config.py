@@ -1,0 +1,106 @@
+"""The worker's settings (`BURSTLINE_WORKER_*`). Parsed once; a bad or unknown value stops the process with its name."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, field_validator, model_validator
+from pydantic_settings import SettingsConfigDict
+
+from services.gpu_worker.engine.config import BLOCK_ROWS, EngineConfig
+from services.gpu_worker.engine.requests import EngineLimits
+from shared.config import Settings
+
+PREFIX = "BURSTLINE_WORKER_"
+
+
+class WorkerSettings(Settings):
+    """One worker process: one model, one engine, one epoch."""
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, protected_namespaces=())
+
+    model_folder: Path = Path("models/pocket")
+    model_name: str = Field(default="pocket", min_length=1, max_length=128)
+    worker_id: str = Field(
+        default_factory=lambda: f"w-{secrets.token_hex(4)}", pattern=r"^[A-Za-z0-9_-]{1,64}$"
+    )
+
+    threads: int = Field(default=1, ge=1, le=256)
+    num_blocks: int = Field(default=512, ge=2)
+    num_slots: int = Field(default=8, ge=1)
+    num_snapshots: int = Field(default=64, ge=0)
+    max_batch: int = Field(default=8, ge=1)
+    max_verify: int = Field(default=8, ge=1, le=64)
+    max_context: int = Field(default=4096, ge=BLOCK_ROWS)
+    prefill_chunk: int = Field(default=512, ge=BLOCK_ROWS)
+    burst_rounds: int = Field(default=8, ge=1)
+    busy_burst_rounds: int = Field(default=2, ge=1)
+    drafter: Literal["mtp", "none"] = "mtp"
+    speculation_k: int = Field(default=3, ge=0, le=63)
+
+    max_running: int = Field(default=8, ge=1, le=1024)
+    """Requests that are claimed at once; the rest wait in the queue, where another worker may take them."""
+    max_attempts: int = Field(default=3, ge=1)
+    """Claims without an end after which a request counts as poison."""
+
+    ack_wait_s: float = Field(default=15.0, gt=0)
+    stall_limit_s: float = Field(default=60.0, gt=0)
+    heartbeat_s: float = Field(default=2.0, gt=0)
+    pull_wait_s: float = Field(default=1.0, gt=0)
+    drain_limit_s: float = Field(default=25.0, ge=0)
+    journal_patience_s: float = Field(default=30.0, gt=0)
+    """How long a claim outlives an unreachable journal before the request is left to another worker."""
+    frame_interval_s: float = Field(default=0.05, ge=0)
+    """Least time between two frames of one stream while more than `pace_above` requests run."""
+    pace_above: int = Field(default=4, ge=0)
+
+    broker_timeout_s: float = Field(default=1.0, gt=0)
+    broker_cooldown_s: float = Field(default=2.0, ge=0)
+    """How long captures are given up at once after the broker did not answer."""
+    lease_ttl_s: int = Field(default=30, ge=1)
+    publish_wait_s: float = Field(default=1.0, ge=0)
+    """How long a terminal waits for the request's captures, so that the next turn finds them."""
+
+    health_host: str = "127.0.0.1"
+    health_port: int = Field(default=0, ge=0, le=65535)
+    """0 = no health server."""
+
+    @field_validator("prefill_chunk")
+    @classmethod
+    def _on_grid(cls, value: int) -> int:
+        if value % BLOCK_ROWS:
+            raise ValueError(f"must be a multiple of {BLOCK_ROWS}")
+        return value
+
+    @model_validator(mode="after")
+    def _fits(self) -> WorkerSettings:
+        if self.max_batch > self.num_slots:
+            raise ValueError("max_batch must not exceed num_slots")
+        if self.speculation_k >= self.max_verify:
+            raise ValueError("speculation_k must be less than max_verify")
+        if self.max_context > self.num_blocks * BLOCK_ROWS:
+            raise ValueError(f"max_context must fit num_blocks * {BLOCK_ROWS}")
+        return self
+
+    def engine_config(self) -> EngineConfig:
+        """Sizes of the engine's pools and launches."""
+        return EngineConfig(
+            num_blocks=self.num_blocks,
+            num_slots=self.num_slots,
+            num_snapshots=self.num_snapshots,
+            max_verify=self.max_verify,
+            max_batch=self.max_batch,
+            prefill_chunk=self.prefill_chunk,
+            threads=self.threads,
+            max_context=self.max_context,
+        )
+
+    def engine_limits(self) -> EngineLimits:
+        """The engine's queue holds every choice of every claimed request: 128 choices are the gateway's most."""
+        return EngineLimits(
+            max_waiting=self.max_running * 128,
+            burst_rounds=self.burst_rounds,
+            busy_burst_rounds=self.busy_burst_rounds,
+        )

@@ -1,0 +1,319 @@
+"""The engine's thread and the bridge to the event loop.
+
+    event loop                                  engine thread (one, owns the engine)
+    call(command) -> bounded queue  --------->  commands, between two steps
+    on_events(events)  <- at most N batches --  engine.step()
+    cancel, interrupt  ---------------------->  (the engine's two thread-safe methods)
+
+The thread waits on a condition when there is nothing to do, and waits for the loop when that lags: neither side grows
+without bound. An exception of a command belongs to its caller; one of `step` leaves the engine in an unknown state, so
+the thread ends and `failed` says why: the process goes down and the requests are delivered again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol, TypeVar
+
+from services.gpu_worker.engine.config import ModelDims
+from services.gpu_worker.engine.requests import (
+    EngineStats,
+    Event,
+    Evicted,
+    GenerateRequest,
+    Hit,
+    Pressure,
+)
+from shared.clock import SYSTEM, Clock
+from shared.errors import EngineFault
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_MAX_COMMANDS: Final = 256
+_MAX_BATCHES: Final = 64
+_EMPTY_STEP_NS: Final = 1_000_000
+_EMPTY_STEP_WAIT_S: Final = 0.01
+
+
+class EngineApi(Protocol):
+    """What the worker uses of `engine.Engine`; the contracts are told there."""
+
+    fingerprint: str
+    dims: ModelDims
+
+    def lookup(
+        self, request_id: str, root: bytes, tokens: Sequence[int], chain: Sequence[bytes]
+    ) -> Hit | None: ...
+
+    def drop_hit(self, request_id: str) -> None: ...
+
+    def submit(self, request: GenerateRequest) -> None: ...
+
+    def cancel(self, request_id: str, reason: str) -> None: ...
+
+    def interrupt(self) -> None: ...
+
+    def publish(self, capture_id: int) -> bool: ...
+
+    def discard(self, capture_id: int) -> None: ...
+
+    def pressure(self) -> Pressure: ...
+
+    def eviction_candidates(self, blocks_wanted: int, snapshots_wanted: int) -> list[bytes]: ...
+
+    def evict(self, keys: Sequence[bytes]) -> Evicted: ...
+
+    def step(self) -> list[Event]: ...
+
+    def has_work(self) -> bool: ...
+
+    def stats(self) -> EngineStats: ...
+
+
+class _Command:
+    """A function for the engine thread, and the future that gets its result."""
+
+    def __init__(
+        self, run: Callable[[EngineApi], object], answer: Callable[[object, BaseException | None], None]
+    ) -> None:
+        self.run = run
+        self.answer = answer
+
+
+class EngineHost:
+    """Owns the engine thread. All public methods belong to the event loop that called `start`."""
+
+    def __init__(
+        self,
+        build: Callable[[], EngineApi],
+        on_events: Callable[[list[Event]], None],
+        *,
+        clock: Clock = SYSTEM,
+    ) -> None:
+        self._build = build
+        self._on_events = on_events
+        self._clock = clock
+        self._condition = threading.Condition()
+        self._commands: deque[_Command] = deque()
+        self._room = asyncio.Semaphore(_MAX_COMMANDS)
+        self._credit = threading.Semaphore(_MAX_BATCHES)
+        self._stopping = False
+        self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
+        self._engine: EngineApi | None = None
+        self._stats: EngineStats | None = None
+        self._pressure = Pressure(blocks=0, snapshots=0)
+        self._progress_ns = clock.monotonic_ns()
+        self._busy = False
+
+    # ---- the loop's side -------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Start the thread and return when the engine is built. Raises what building raised."""
+        self._loop = asyncio.get_running_loop()
+        self._built: asyncio.Future[None] = self._loop.create_future()
+        self._failed: asyncio.Future[None] = self._loop.create_future()
+        self._thread.start()
+        await asyncio.shield(self._built)
+
+    async def failed(self) -> None:
+        """Wait until the thread ends: returns after `stop`, raises EngineFault when it died."""
+        await asyncio.shield(self._failed)
+
+    async def stop(self, *, limit_s: float) -> bool:
+        """End the thread after its current step. False when it did not end within `limit_s` (it is a daemon)."""
+        with self._condition:
+            self._stopping = True
+            self._condition.notify()
+        self._credit.release()
+        if self._thread.ident is not None:
+            await asyncio.to_thread(self._thread.join, limit_s)
+        return not self._thread.is_alive()
+
+    @property
+    def loaded(self) -> bool:
+        """Whether the engine is built and its thread lives."""
+        return self._engine is not None and not self._failed.done()
+
+    @property
+    def engine(self) -> EngineApi:
+        """For constants (fingerprint, dims) alone. Raises EngineFault before it is built."""
+        if self._engine is None:
+            raise EngineFault("the engine is not built yet")
+        return self._engine
+
+    @property
+    def stats(self) -> EngineStats | None:
+        """The newest picture of the engine; None before it is built."""
+        return self._stats
+
+    @property
+    def pressure(self) -> Pressure:
+        """What the engine wanted to be evicted after its last step."""
+        return self._pressure
+
+    def quiet_s(self) -> float:
+        """Seconds without forward progress while there is work; 0 when idle."""
+        return (self._clock.monotonic_ns() - self._progress_ns) / 1e9 if self._busy else 0.0
+
+    async def call(self, command: Callable[[EngineApi], T], *, urgent: bool = False) -> T:
+        """Run `command` on the engine thread between two steps; `urgent` ends the current burst first.
+
+        Raises what the command raised, and EngineFault when the thread is gone. When the caller is cancelled, the
+        command still runs, unless it had not begun.
+        """
+        await self._room.acquire()
+        future: asyncio.Future[T] = self._loop.create_future()
+
+        def settle(value: Any, error: BaseException | None) -> None:
+            self._room.release()
+            if future.done():
+                return
+            if error is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(value)
+
+        with self._condition:
+            if self._stopping or self._failed.done():
+                self._room.release()
+                raise EngineFault("the engine has stopped")
+            self._commands.append(_Command(command, settle))
+            self._condition.notify()
+        if urgent:
+            self.engine.interrupt()
+        return await future
+
+    def cancel(self, request_id: str, reason: str) -> None:
+        """End a request at the next chunk or round. Harmless for unknown ids."""
+        if self._engine is not None:
+            self._engine.cancel(request_id, reason)
+            with self._condition:
+                self._condition.notify()
+
+    # ---- the thread's side -----------------------------------------------------------------------------------------
+
+    def _main(self) -> None:
+        try:
+            engine = self._build()
+        except Exception as error:  # noqa: BLE001 - handed to `start`, whatever it is
+            self._tell(self._end, error)
+            return
+        self._engine = engine
+        self._observe(engine)
+        self._tell(self._announce)
+        try:
+            self._serve(engine)
+        except Exception as error:  # the thread's end is the process's: told, never swallowed
+            log.exception("the engine thread died")
+            self._tell(self._end, error)
+        else:
+            self._tell(self._end, None)
+
+    def _serve(self, engine: EngineApi) -> None:
+        while True:
+            self._wait(engine)
+            commands = self._take()
+            if self._stopping:
+                self._refuse(commands)
+                return
+            for command in commands:
+                self._answer(command, engine)
+            if engine.has_work():
+                self._step(engine, worked=bool(commands))
+            self._observe(engine)
+
+    def _wait(self, engine: EngineApi) -> None:
+        with self._condition:
+            while not (self._commands or self._stopping or engine.has_work()):
+                self._busy = False
+                self._condition.wait()
+            if not self._busy:
+                self._progress_ns = self._clock.monotonic_ns()
+                self._busy = True
+
+    def _take(self) -> list[_Command]:
+        with self._condition:
+            commands = list(self._commands)
+            self._commands.clear()
+        return commands
+
+    def _answer(self, command: _Command, engine: EngineApi) -> None:
+        try:
+            value = command.run(engine)
+        except Exception as error:  # noqa: BLE001 - belongs to the caller, who awaits it
+            self._tell(command.answer, None, error)
+        else:
+            self._tell(command.answer, value, None)
+
+    def _step(self, engine: EngineApi, *, worked: bool) -> None:
+        start = self._clock.monotonic_ns()
+        events = engine.step()
+        if events:
+            self._credit.acquire()
+            self._tell(self._deliver, events)
+        elif not worked and self._clock.monotonic_ns() - start < _EMPTY_STEP_NS:
+            # Nothing could run (everything waits for a broker's answer): sleep until a command or a moment passes.
+            with self._condition:
+                if not self._commands and not self._stopping:
+                    self._condition.wait(_EMPTY_STEP_WAIT_S)
+
+    def _observe(self, engine: EngineApi) -> None:
+        before, now = self._stats, engine.stats()
+        if before is None or _work(before) != _work(now) or not engine.has_work():
+            self._progress_ns = self._clock.monotonic_ns()
+        self._stats, self._pressure = now, engine.pressure()
+
+    def _tell(self, function: Callable[..., None], *arguments: object) -> None:
+        try:
+            self._loop.call_soon_threadsafe(function, *arguments)
+        except RuntimeError:  # the loop is closed: nobody is left to be told
+            log.debug("the event loop is gone")
+
+    # ---- called on the loop by the thread --------------------------------------------------------------------------
+
+    def _announce(self) -> None:
+        if not self._built.done():
+            self._built.set_result(None)
+
+    def _deliver(self, events: list[Event]) -> None:
+        try:
+            self._on_events(events)
+        finally:
+            self._credit.release()
+
+    def _refuse(self, commands: Sequence[_Command]) -> None:
+        for command in commands:
+            self._tell(command.answer, None, EngineFault("the engine has stopped"))
+
+    def _end(self, error: BaseException | None) -> None:
+        """The thread is over: nobody may wait for it any more."""
+        with self._condition:
+            self._stopping = True
+            left = list(self._commands)
+            self._commands.clear()
+        for command in left:
+            command.answer(None, EngineFault("the engine has stopped"))
+        if error is None:
+            if not self._failed.done():
+                self._failed.set_result(None)
+            return
+        if not self._built.done():
+            self._built.set_exception(error)
+            self._failed.cancel()
+            return
+        if not self._failed.done():
+            fault = EngineFault(f"the engine thread died of {type(error).__name__}")
+            fault.__cause__ = error
+            self._failed.set_exception(fault)
+            self._failed.exception()  # retrieved: `failed` may have no waiter yet
+
+
+def _work(stats: EngineStats) -> tuple[int, int, int, int, int]:
+    """What changes whenever the engine gets on with something."""
+    return (stats.rounds, stats.prefill_tokens, stats.decode_tokens, stats.waiting, stats.decoding)
