@@ -1,0 +1,96 @@
+"""What JetStream needs of a connection, in raw messages; and the arithmetic of subjects and sizes.
+
+`nats.py` implements `Wire` on nats-py, `jetstream.py` and `pull.py` speak the JetStream API through it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from shared.errors import Unavailable
+from shared.transport.base import Headers
+
+_PREAMBLE_BYTES = len(b"NATS/1.0\r\n") + len(b"\r\n")
+_FIELD_BYTES = len(b": ") + len(b"\r\n")
+
+
+class Unanswered(Unavailable):
+    """No answer in time: what was asked may have happened or not."""
+
+
+class NobodyListens(Unavailable):
+    """The server knows of no one on the subject: what was asked did not happen."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Raw:
+    """A message with what the server added to it."""
+
+    subject: str
+    data: bytes
+    headers: Mapping[str, str] = field(default_factory=dict)
+    reply: str = ""
+
+    @property
+    def status(self) -> str:
+        """The status code of a server's message, "" for a message of somebody else."""
+        return self.headers.get("Status", "")
+
+
+class Wire(Protocol):
+    """A connection, as JetStream code sees it."""
+
+    async def send(self, subject: str, data: bytes, *, reply: str = "") -> None:
+        """Publish without waiting. Raises Unavailable when even the reconnect buffer is full."""
+
+    async def ask(self, subject: str, data: bytes, *, timeout: float, headers: Headers | None = None) -> Raw:
+        """One question, one answer. Raises Unanswered or NobodyListens."""
+
+    async def listen(self, subject: str, receive: Callable[[Raw], None]) -> Closer:
+        """Hand every message on `subject` to `receive`, in order."""
+
+    async def connected(self, timeout: float) -> bool:
+        """Wait until there is a connection. False after `timeout` seconds."""
+
+    def inbox(self) -> str:
+        """A new subject of our own."""
+
+
+class Closer(Protocol):
+    """What `listen` began."""
+
+    async def close(self) -> None:
+        """End it. Idempotent; no error when the connection is gone."""
+
+
+def matches(pattern: str, subject: str) -> bool:
+    """Whether a subject falls under a pattern with `*` (one token) and a final `>` (one or more)."""
+    wanted = pattern.split(".")
+    given = subject.split(".")
+    for index, token in enumerate(wanted):
+        if token == ">":
+            return len(given) > index
+        if index >= len(given) or token not in ("*", given[index]):
+            return False
+    return len(wanted) == len(given)
+
+
+def overlaps(one: str, other: str) -> bool:
+    """Whether some subject falls under both patterns."""
+    left, right = one.split("."), other.split(".")
+    for a, b in zip(left, right, strict=False):
+        if ">" in (a, b):
+            return True
+        if a != b and "*" not in (a, b):
+            return False
+    return len(left) == len(right)
+
+
+def message_bytes(data: bytes, headers: Headers | None) -> int:
+    """What counts against the server's payload limit: the data and the encoded headers."""
+    if not headers:
+        return len(data)
+    fields = sum(len(name.encode()) + len(value.encode()) + _FIELD_BYTES for name, value in headers.items())
+    return _PREAMBLE_BYTES + fields + len(data)
