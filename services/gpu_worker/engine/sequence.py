@@ -1,0 +1,100 @@
+"""The state of one sequence, and the guard that gives back what it holds.
+
+Knows no pool: whoever hands a resource to a sequence tells the guard how to take it back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from services.gpu_worker.engine.config import BLOCK_ROWS
+from shared.errors import EngineFault
+
+
+class ResourceGuard:
+    """Releases everything once, in reverse order of acquisition, whatever the way out (C6)."""
+
+    def __init__(self) -> None:
+        self._releases: list[Callable[[], None]] = []
+        self.released = False
+
+    def add(self, release: Callable[[], None]) -> None:
+        """Own one more thing. Raises EngineFault after `release`."""
+        if self.released:
+            raise EngineFault("a released guard was given a resource")
+        self._releases.append(release)
+
+    def release(self) -> None:
+        """Give everything back; a second call does nothing. One failing release does not keep the others."""
+        self.released = True
+        faults: list[EngineFault] = []
+        while self._releases:
+            try:
+                self._releases.pop()()
+            except EngineFault as fault:
+                faults.append(fault)
+        if faults:
+            raise faults[0]
+
+
+@dataclass(kw_only=True, slots=True)
+class SequenceState:
+    """What the cache holds for one sequence: rows 0..seq_len-1 of its blocks, and one recurrent slot.
+
+    Plain decode and every session advance this one state; a session adds only a drafter and a sampling history.
+    """
+
+    tokens: list[int] = field(default_factory=list)  #: committed ids, one a cache row
+    prompt_len: int | None = None  #: set by the first prefill, then fixed; splits prompt from generated rows
+    block_table: list[int] = field(
+        default_factory=list
+    )  #: entry i holds rows 64 i ..; one reference held on each
+    slot_idx: int | None = None  #: recurrent slot, a fixed address; null for host-only states
+    kv_valid_tokens: int = 0  #: rows that were written; nothing above is ever cached
+    adapter_id: int = 0  #: part of the prefix key; 0 leaves the key unchanged
+    marconi_skip_to: int = 0  #: position restored by the lookup of chunk 0; rows below are never computed
+    cached_prefix_tokens: int = 0  #: `usage.prompt_tokens_details.cached_tokens`, of the first admission
+    cached_prefix_blocks: int = 0  #: leading blocks that came from the tree; not referenced again on insert
+    prefix_ref_tokens: int = 0  #: rows whose blocks are referenced though `tokens` may still be empty
+    prefix_lookup_applied: bool = False  #: a retried chunk 0 replays the decision instead of asking again
+    guard: ResourceGuard = field(default_factory=ResourceGuard)
+
+    @classmethod
+    def host_only(cls) -> SequenceState:
+        """All defaults, no resources; releasing it does nothing (R-Q24)."""
+        return cls()
+
+    @property
+    def seq_len(self) -> int:
+        """Committed rows: the position of the next row."""
+        return len(self.tokens)
+
+    def ssm_slot_idx(self) -> int:
+        """The slot, for a sequence that must have one. Raises EngineFault on a host-only state."""
+        if self.slot_idx is None:
+            raise EngineFault("a host-only sequence has no recurrent slot")
+        return self.slot_idx
+
+    def apply_hit(self, tokens: list[int], blocks: list[int]) -> None:
+        """Take over a restored prefix: `tokens` on the grid, its blocks already referenced for this sequence.
+
+        A retry with the same prefix changes nothing (R-Q15).
+        """
+        if self.prefix_lookup_applied:
+            return
+        if len(tokens) != len(blocks) * BLOCK_ROWS:
+            raise EngineFault(f"{len(blocks)} blocks cannot hold a prefix of {len(tokens)} tokens")
+        self.prefix_lookup_applied = True
+        self.block_table[:0] = blocks
+        self.tokens[:] = tokens
+        self.kv_valid_tokens = self.prefix_ref_tokens = len(tokens)
+        self.marconi_skip_to = self.cached_prefix_tokens = len(tokens)
+        self.cached_prefix_blocks = len(blocks)
+
+    def commit(self, tokens: list[int] | tuple[int, ...]) -> None:
+        """Append rows that the cache holds now. Raises EngineFault when the block table does not cover them."""
+        if self.seq_len + len(tokens) > len(self.block_table) * BLOCK_ROWS:
+            raise EngineFault(f"row {self.seq_len + len(tokens)} lies outside {len(self.block_table)} blocks")
+        self.tokens.extend(tokens)
+        self.kv_valid_tokens = self.seq_len

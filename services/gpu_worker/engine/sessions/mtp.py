@@ -1,0 +1,64 @@
+"""SpecSession: a session whose drafts come from the model's MTP head, a chain of K one-token drafts a round."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from services.gpu_worker.engine.cache.kv_pool import KVPool
+from services.gpu_worker.engine.drafters.base import DraftJob
+from services.gpu_worker.engine.drafters.mtp import MtpDrafter
+from services.gpu_worker.engine.sequence import SequenceState
+from services.gpu_worker.engine.sessions.base import Session
+
+CONTEXT_GUARD: int = 3
+"""Rows kept clear of the context's end beyond the committed rows and K drafts (R-S9)."""
+
+
+class SpecSession(Session):
+    """Names and invariants are R-S1 to R-S12. `capture_disabled` marks a session that replays after a step ran out of
+    memory (R-S8): it primes without captures."""
+
+    capture_disabled: bool = False
+
+    drafter: MtpDrafter | None = None
+
+    @property
+    def cache_ref(self) -> SequenceState:
+        """The sequence whose rows below a boundary never change while the session lives (R-S10)."""
+        return self.sequence
+
+    def draft_plane_ref(self, kv: KVPool) -> tuple[Tensor, Tensor, int] | None:
+        """(k, v, bytes a row) of the draft plane, read-only; null once the drafter is gone (R-S11)."""
+        if self.drafter is None:
+            return None
+        plane_bytes = 2 * kv.k.shape[2] * kv.k.shape[4] * kv.k.element_size()
+        return kv.k[-1], kv.v[-1], plane_bytes
+
+    @property
+    def demoted(self) -> bool:
+        """Whether the session decodes plainly from here on."""
+        return self.drafter is None
+
+    def draft_job(self) -> tuple[MtpDrafter, DraftJob] | None:
+        """What to draft for the next round; null once demoted.
+
+        Near the end of the context the session demotes: k is 0 from there on and the drafter goes (R-S9).
+        """
+        k = self.request.speculation_k
+        if self.committed_len + k + CONTEXT_GUARD >= self.cache_max_ctx:
+            self.drafter = None
+        if self.drafter is None:
+            return None
+        replaying = self.replay_drafts() is not None
+        return self.drafter, DraftJob(
+            k=0 if replaying else min(k, self.draft_limit()),
+            picker=self.picker,
+            block_table=self.sequence.block_table,
+        )
+
+    def know(self, tokens: Sequence[int], hiddens: Tensor) -> None:
+        """Hand certain tokens to the drafter."""
+        if self.drafter is not None:
+            self.drafter.observe(self.sctr - len(tokens), tokens, hiddens)
