@@ -1,0 +1,162 @@
+"""Reads a JSON body from the network without trusting it: bounded in bytes, time and depth, one meaning only.
+
+Refused here, before any schema is asked: a wrong content type, a body over the limit (the read stops there), invalid
+UTF-8, malformed JSON, NaN and infinities in any spelling, duplicate keys, lone surrogates, nesting beyond the limit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import re
+from typing import Final, NoReturn
+
+from starlette.requests import ClientDisconnect, Request
+
+from shared.errors import ClientError, InvalidRequest, PayloadTooLarge
+
+_STRUCTURE: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[{]|[\]}]', re.DOTALL)
+_SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
+_LENGTH: Final = re.compile(r"^[0-9]{1,18}$")
+
+
+class UnsupportedMedia(ClientError):
+    """The body is not declared as plain JSON."""
+
+    code = "unsupported_media_type"
+    status = 415
+
+
+class BodyTimeout(ClientError):
+    """The body did not arrive in time."""
+
+    code = "request_timeout"
+    status = 408
+
+
+async def read_json_object(
+    request: Request, *, max_bytes: int, max_depth: int, timeout_s: float
+) -> dict[str, object]:
+    """The request's body as a JSON object.
+
+    Raises:
+        UnsupportedMedia, PayloadTooLarge, BodyTimeout, InvalidRequest: as the module says.
+        ClientDisconnect: the caller left while sending.
+    """
+    _check_headers(request, max_bytes)
+    try:
+        async with asyncio.timeout(timeout_s):
+            data = await _read(request, max_bytes)
+    except TimeoutError as error:
+        raise BodyTimeout(f"the body did not arrive within {timeout_s:g} s") from error
+    return parse_object(data, max_depth=max_depth)
+
+
+def _check_headers(request: Request, max_bytes: int) -> None:
+    kind, _, parameters = request.headers.get("content-type", "").partition(";")
+    charset = parameters.strip().lower().removeprefix("charset=").strip('"')
+    if kind.strip().lower() != "application/json" or charset not in ("", "utf-8", "utf8"):
+        raise UnsupportedMedia("the body must be sent as content-type: application/json (UTF-8)")
+    if request.headers.get("content-encoding", "identity").strip().lower() != "identity":
+        raise UnsupportedMedia("compressed bodies are not accepted")
+    length = request.headers.get("content-length")
+    if length is not None and _LENGTH.match(length) and int(length) > max_bytes:
+        raise _too_large(max_bytes)
+
+
+async def _read(request: Request, max_bytes: int) -> bytes:
+    chunks: list[bytes] = []
+    size = 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size > max_bytes:
+            raise _too_large(max_bytes)
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+def _too_large(max_bytes: int) -> PayloadTooLarge:
+    return PayloadTooLarge(f"the body is over the limit of {max_bytes} bytes")
+
+
+def parse_object(data: bytes, *, max_depth: int) -> dict[str, object]:
+    """The JSON object that `data` spells. Linear in its size; raises InvalidRequest for everything else."""
+    _check_depth(data, max_depth)
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"the body is not UTF-8 (byte {error.start})", code="invalid_json") from error
+    try:
+        value = json.loads(
+            text,
+            object_pairs_hook=_object,
+            parse_constant=_not_a_number,
+            parse_float=_finite,
+            parse_int=_integer,
+        )
+    except json.JSONDecodeError as error:
+        raise InvalidRequest(
+            f"malformed JSON: {error.msg} at byte {error.pos}", code="invalid_json"
+        ) from error
+    except RecursionError as error:  # not reachable below max_depth; kept so that a raised limit stays a 400
+        raise _too_deep(max_depth) from error
+    if not isinstance(value, dict):
+        raise InvalidRequest("the body must be a JSON object", code="invalid_json")
+    if _SURROGATE.search(data):
+        _check_unicode(value)
+    return value
+
+
+def _check_depth(data: bytes, max_depth: int) -> None:
+    depth = 0
+    for match in _STRUCTURE.finditer(data):
+        first = match[0][0]
+        if first in b"[{":
+            depth += 1
+            if depth > max_depth:
+                raise _too_deep(max_depth)
+        elif first in b"]}":
+            depth -= 1
+
+
+def _too_deep(max_depth: int) -> InvalidRequest:
+    return InvalidRequest(f"the body is nested deeper than {max_depth} levels", code="invalid_json")
+
+
+def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        seen: set[str] = set()
+        for name, _ in pairs:
+            if name in seen:
+                raise InvalidRequest("a key stands twice in one object", code="invalid_json", param=name[:64])
+            seen.add(name)
+    return found
+
+
+def _not_a_number(name: str) -> NoReturn:
+    raise InvalidRequest(f"{name} is not JSON", code="invalid_json")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise InvalidRequest("a number is too large", code="invalid_json")
+    return value
+
+
+def _integer(text: str) -> int:
+    if len(text) > 40:
+        raise InvalidRequest("a number has too many digits", code="invalid_json")
+    return int(text)
+
+
+def _check_unicode(value: object) -> None:
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequest("a string holds half of a surrogate pair", code="invalid_json") from error
+
+
+__all__ = ["BodyTimeout", "ClientDisconnect", "UnsupportedMedia", "parse_object", "read_json_object"]

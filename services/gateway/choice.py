@@ -1,0 +1,135 @@
+"""One choice of a request: its tokens -> events for the reader, with the ids and log probabilities that go with them.
+
+The rule at a stop string (FR-27): text ends before the stop string; ids and log probabilities end with the last token
+that gave at least one character to that text; usage counts every token up to the one that completed the stop string, as
+it counts an end-of-turn token. All of it is a function of the tokens alone, not of the bursts that carried them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from services.gateway.detokenize import Detokenizer, Piece
+from services.gateway.parsers.assistant import AssistantParser
+from services.gateway.parsers.events import Content, Event, Reasoning
+from services.gateway.stops import StopMatcher
+from services.gateway.vocabulary import Vocabulary
+from shared.protocol.messages import TokenLogprobs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Delivered:
+    """A token that the reader has got. `begin`, `end`: its characters in the choice's text, before any parsing."""
+
+    token: int
+    logprobs: TokenLogprobs | None
+    begin: int
+    end: int
+
+
+class ChoiceText:
+    """State of one choice."""
+
+    def __init__(
+        self, vocabulary: Vocabulary, *, stops: Sequence[str], min_tokens: int, parser: AssistantParser
+    ) -> None:
+        self.consumed = 0
+        """Tokens taken in so far."""
+        self.stop_offset: int | None = None
+        """Set once a stop string is complete: tokens up to and with the one that completed it."""
+        self.parser: Final = parser
+        self._detokenizer = Detokenizer(vocabulary, markers=parser.markers)
+        self._matcher = StopMatcher(stops)
+        self._min_tokens: Final = min_tokens
+        self._seen = 0  # characters decoded
+        self._shown = 0  # characters past the stop matcher
+        self._waiting: deque[Delivered] = deque()
+        self._delivered: list[Delivered] = []
+
+    def feed(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs] | None) -> list[Event]:
+        """Take the tokens of one frame. Those after a stop string are ignored."""
+        events: list[Event] = []
+        for place, token in enumerate(tokens):
+            if self.stop_offset is not None:
+                break
+            events.extend(self._step(token, logprobs[place] if logprobs is not None else None))
+        return _merge(events)
+
+    def finish(self) -> list[Event]:
+        """The stream ended by itself: everything held back."""
+        if self.stop_offset is not None:
+            return []
+        rest = self._detokenizer.finish()
+        self._seen += len(rest)
+        events = self._match(rest)
+        if self.stop_offset is None:
+            events.extend([*self._show(self._matcher.flush()), *self.parser.finish()])
+            self._settle(None)
+        return _merge(events)
+
+    def take_delivered(self) -> list[Delivered]:
+        """Tokens whose text has gone out since the last call."""
+        taken, self._delivered = self._delivered, []
+        return taken
+
+    def _step(self, token: int, logprobs: TokenLogprobs | None) -> list[Event]:
+        begin = self._seen
+        piece = self._detokenizer.feed(token)
+        self._seen += len(piece.text)
+        end = self._seen + (1 if self._detokenizer.pending else 0)
+        self._waiting.append(Delivered(token=token, logprobs=logprobs, begin=begin, end=end))
+        self.consumed += 1
+        events = self._take(piece)
+        self._settle(None)
+        return events
+
+    def _take(self, piece: Piece) -> list[Event]:
+        if self.consumed <= self._min_tokens:
+            events = self._show(piece.text)
+        else:
+            events = self._match(piece.text)
+        if piece.marker is not None and self.stop_offset is None:
+            events.extend(self._show(self._matcher.flush()))
+            events.extend(self.parser.marker(piece.marker))
+        return events
+
+    def _match(self, text: str) -> list[Event]:
+        released = self._matcher.feed(text)
+        events = self._show(released.text)
+        if released.stopped:
+            self.stop_offset = self.consumed
+            events.extend(self.parser.finish())
+            self._settle(self._shown)
+        return events
+
+    def _show(self, text: str) -> list[Event]:
+        self._shown += len(text)
+        return self.parser.text(text) if text else []
+
+    def _settle(self, cut: int | None) -> None:
+        """Move tokens whose text is out to the delivered ones; at a `cut`, those that gave text before it, no others."""
+        while self._waiting:
+            first = self._waiting[0]
+            if cut is not None and first.begin >= cut:
+                self._waiting.clear()
+            elif cut is not None or first.end <= self._shown:
+                self._delivered.append(self._waiting.popleft())
+            else:
+                return
+
+
+def _merge(events: list[Event]) -> list[Event]:
+    """Neighbours of one kind as one."""
+    merged: list[Event] = []
+    for event in events:
+        last = merged[-1] if merged else None
+        if isinstance(last, Content) and isinstance(event, Content):
+            merged[-1] = Content(text=last.text + event.text)
+        elif isinstance(last, Reasoning) and isinstance(event, Reasoning):
+            merged[-1] = Reasoning(text=last.text + event.text)
+        else:
+            merged.append(event)
+    return merged

@@ -1,0 +1,52 @@
+"""Tokens of one stream -> text, a token at a time, and exact.
+
+The concatenation of everything `feed` and `finish` return equals the decoding of all tokens at once, wherever the bursts
+were cut: bytes of an unfinished character wait for the next token, and become U+FFFD only when it can no longer be
+finished.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Set
+from dataclasses import dataclass
+from typing import Final
+
+from services.gateway.vocabulary import Vocabulary
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """What one token adds: text, then perhaps a marker (a control token that the parser must see)."""
+
+    text: str
+    marker: str | None
+
+
+class Detokenizer:
+    """Special tokens (end of turn, …) are skipped; control tokens in `markers` come out as markers, others as text."""
+
+    def __init__(self, vocabulary: Vocabulary, *, markers: Set[str] = frozenset()) -> None:
+        self._vocabulary: Final = vocabulary
+        self._markers: Final = markers
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    @property
+    def pending(self) -> bool:
+        """Whether bytes of an unfinished character wait."""
+        return bool(self._decoder.getstate()[0])
+
+    def feed(self, token: int) -> Piece:
+        """The text that `token` finishes."""
+        control = self._vocabulary.control_text.get(token)
+        if control is not None and control in self._markers:
+            return Piece(text=self.finish(), marker=control)
+        if token in self._vocabulary.special_ids:
+            return Piece(text="", marker=None)
+        return Piece(text=self._decoder.decode(self._vocabulary.token_bytes(token)), marker=None)
+
+    def finish(self) -> str:
+        """What was held back, at the end of the stream."""
+        text = self._decoder.decode(b"", final=True)
+        self._decoder.reset()
+        return text

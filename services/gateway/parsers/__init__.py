@@ -1,0 +1,1 @@
+"""What the model wrote -> content, reasoning and tool calls, a piece at a time."""

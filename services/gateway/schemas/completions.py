@@ -1,0 +1,43 @@
+"""POST /v1/completions: one raw prompt, as text or as token ids.
+
+A text prompt is the caller's whole prompt, so control tokens in it are control tokens. Several prompts are several
+requests; `echo`, `suffix` and `best_of` other than `n` are refused.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from services.gateway.schemas.fields import GenerationFields, TokenId
+
+TextPrompt = Annotated[str, Field(min_length=1)]
+IdsPrompt = Annotated[list[TokenId], Field(min_length=1)]
+
+
+class CompletionRequest(GenerationFields):
+    """A prompt to continue."""
+
+    prompt: Annotated[
+        TextPrompt
+        | IdsPrompt
+        | Annotated[list[TextPrompt], Field(min_length=1, max_length=1)]
+        | Annotated[list[IdsPrompt], Field(min_length=1, max_length=1)],
+        Field(union_mode="left_to_right"),
+    ]
+    logprobs: Annotated[int, Field(ge=0)] | None = None
+    echo: Literal[False] | None = None
+    suffix: None = None
+    best_of: Literal[1] | None = None
+
+    def single_prompt(self) -> str | list[int]:
+        """The one prompt, in whichever of the four spellings it came."""
+        if isinstance(self.prompt, str):
+            return self.prompt
+        first = self.prompt[0]
+        return (
+            first
+            if isinstance(first, str | list)
+            else [part for part in self.prompt if isinstance(part, int)]
+        )
