@@ -7,55 +7,182 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
+from kernels import gated_delta
+from kernels.gated_delta import ReplayPlan
+from kernels.tiles import ROWS
 from services.gpu_worker.engine.batch import DraftRows, PrefillChunk, VerifyRows
 from services.gpu_worker.engine.cache.kv_pool import KVPool
-from services.gpu_worker.engine.cache.state_pool import StatePool
-from services.gpu_worker.engine.config import EngineConfig, ModelDims
+from services.gpu_worker.engine.cache.state_pool import StatePool, delta_shape
+from services.gpu_worker.engine.config import BLOCK_ROWS, EngineConfig, ModelDims
+from services.gpu_worker.engine.layers.steps import (
+    AttentionStep,
+    DecodeStep,
+    PrefillStep,
+    Span,
+    decode_attention,
+    prefill_attention,
+)
+from services.gpu_worker.engine.models.hybrid import HybridModel
+from shared.errors import EngineFault
 
 
 class ModelRunner:
     """One forward a call, float32. Every row's bits are a function of its sequence alone (C1).
 
     Misuse (a start where the slot's state is not valid, a verify before `accept`, too many rows, a short block table)
-    raises `EngineFault` before anything is written.
+    raises `EngineFault` before anything is written. Should a forward itself fail, the states of its slots are undefined
+    until `StatePool.reset`.
     """
 
     dims: ModelDims
 
-    def __init__(self, model: object, kv: KVPool, states: StatePool, config: EngineConfig) -> None:
+    def __init__(self, model: HybridModel, kv: KVPool, states: StatePool, config: EngineConfig) -> None:
         """`model` is `LoadedModel.model`."""
+        self.dims = model.dims
+        self._model = model
+        self._kv = kv
+        self._states = states
+        self._config = config
+        self._shape = delta_shape(model.dims)
+        self._scale = gated_delta.qk_scale(self._shape)
 
+    @torch.no_grad()
     def prefill(self, chunks: Sequence[PrefillChunk]) -> list[Tensor]:
         """Run prompt rows; returns one hidden [n, H] after the final norm a chunk.
 
         Writes the KV rows, leaves the slot's states valid at `start + n` with fold 0 and, with an MTP head, writes the
         draft rows start..start+n-1. Several chunks of one sequence in one call run in the order given.
         """
-        raise NotImplementedError
+        return [self._prefill(chunk) for chunk in chunks]
 
+    @torch.no_grad()
     def verify(self, rows: Sequence[VerifyRows]) -> list[Tensor]:
         """Run one batched, ragged verify over distinct slots; returns one hidden [T_i, H] a sequence.
 
         Folds the accepted rows of each slot's last verify into its state, then runs the new rows and keeps their inputs
         for the next fold. KV rows are written before attention reads them. `accept` must follow for every slot.
         """
-        raise NotImplementedError
+        if not rows:
+            return []
+        self._check_verify(rows)
+        spans = [Span(row.start, len(row.tokens), row.block_table) for row in rows]
+        attention = decode_attention(spans, self._kv, self._model.rope)
+        step = self._decode_step([row.slot for row in rows], attention)
+        hidden = self._model.trunk(self._embed([row.tokens for row in rows], attention.columns), step)
+        for row in rows:
+            self._states.verified(row.slot, len(row.tokens))
+        return _per_sequence(hidden, spans, attention.columns)
 
     def accept(self, slot: int, rows: int) -> None:
         """Commit the first `rows` (0..T) columns of the slot's last verify. Exactly once between two verifies."""
+        self._states.accept(slot, rows)
 
+    @torch.no_grad()
     def flush(self, slot: int) -> None:
         """Fold the accepted rows into the slot's state now, so that snapshots may be taken. Idempotent."""
+        pending = self._states.fold(slot)
+        if pending:
+            plan = ReplayPlan.build([slot], [pending], 0, self._states.max_verify, self._states.num_slots)
+            for state, store in zip(self._states.state, self._states.store, strict=True):
+                gated_delta.fold(state, store, plan, self._shape, self._scale)
+            self._states.flushed(slot)
 
+    @torch.no_grad()
     def logits(self, hidden: Tensor) -> Tensor:
         """[R, H] final-normed hidden (trunk or draft) -> [R, V] float32 logits."""
-        raise NotImplementedError
+        return self._model.logits(hidden.contiguous())
 
+    @torch.no_grad()
     def draft(self, rows: Sequence[DraftRows]) -> list[Tensor]:
         """Run MTP rows and write their draft KV; returns y [n, H] after `mtp.norm` a sequence.
 
         `logits(y)` of row p proposes the token at p + 1. Raises `EngineFault` when the model has no MTP head.
         """
-        raise NotImplementedError
+        head = self._model.mtp
+        if head is None:
+            raise EngineFault("this model has no MTP head to draft with")
+        if not rows:
+            return []
+        spans = [Span(row.start, len(row.tokens), row.block_table) for row in rows]
+        for row, span in zip(rows, spans, strict=True):
+            self._check_span(span, row.tokens, self._config.max_context)
+            if tuple(row.hiddens.shape) != (span.count, self.dims.hidden):
+                raise EngineFault(f"draft rows: hiddens {tuple(row.hiddens.shape)} for {span.count} tokens")
+        step = decode_attention(spans, self._kv, self._model.rope)
+        hiddens = torch.zeros(len(rows), step.columns, self.dims.hidden)
+        for number, row in enumerate(rows):
+            hiddens[number, : len(row.tokens)] = row.hiddens
+        embedded = self._embed([row.tokens for row in rows], step.columns)
+        return _per_sequence(head(embedded, hiddens.view(-1, self.dims.hidden), step), spans, step.columns)
+
+    def _prefill(self, chunk: PrefillChunk) -> Tensor:
+        span = Span(chunk.start, len(chunk.tokens), chunk.block_table)
+        self._check_span(span, chunk.tokens, self._config.prefill_chunk)
+        if chunk.start % BLOCK_ROWS:
+            raise EngineFault(f"prefill from row {chunk.start}: not on the grid of {BLOCK_ROWS}")
+        if self._states.settled(chunk.slot) != chunk.start:
+            raise EngineFault(
+                f"prefill from row {chunk.start}: slot {chunk.slot} is valid at {self._states.position(chunk.slot)}"
+            )
+        attention = prefill_attention(span, self._kv, self._model.rope)
+        embedded = self._embed([chunk.tokens], attention.columns)
+        hidden = self._model.trunk(
+            embedded.clone(), PrefillStep(attention, self._states, chunk.slot, span.count)
+        )
+        if self._model.mtp is not None:
+            before = torch.cat([chunk.previous_hidden.view(1, -1), hidden[:-1]])
+            self._model.mtp(embedded, before, attention)
+        self._states.advanced(chunk.slot, span.count)
+        return hidden[: span.count]
+
+    def _decode_step(self, slots: Sequence[int], attention: AttentionStep) -> DecodeStep:
+        states, taps = self._states, self._states.taps
+        folds = [states.fold(slot) for slot in slots]
+        window = taps + states.max_verify
+        history = [
+            slot * window + fold + j for slot, fold in zip(slots, folds, strict=True) for j in range(taps)
+        ]
+        plan = ReplayPlan.build(slots, folds, attention.columns, states.max_verify, states.num_slots)
+        return DecodeStep(attention, states, plan, torch.tensor(history))
+
+    def _embed(self, tokens: Sequence[Sequence[int]], columns: int) -> Tensor:
+        """Tokens of each sequence, padded with id 0 to `columns` -> [sequences * columns, H]."""
+        ids = [token for row in tokens for token in (*row, *(0,) * (columns - len(row)))]
+        return self._model.embed(torch.tensor(ids))
+
+    def _check_verify(self, rows: Sequence[VerifyRows]) -> None:
+        if len({row.slot for row in rows}) != len(rows) or len(rows) > self._config.max_batch:
+            raise EngineFault(
+                f"verify of {len(rows)} sequences: slots must differ, at most {self._config.max_batch}"
+            )
+        for row in rows:
+            self._check_span(
+                Span(row.start, len(row.tokens), row.block_table), row.tokens, self._states.max_verify
+            )
+            valid = self._states.position(row.slot) + self._states.fold(row.slot)
+            if valid != row.start:
+                raise EngineFault(f"verify from row {row.start}: slot {row.slot} is valid at {valid}")
+
+    def _check_span(self, span: Span, tokens: Sequence[int], most: int) -> None:
+        end = span.start + span.count
+        if not 1 <= span.count <= most:
+            raise EngineFault(f"rows {span.start}..{end}: 1 to {most} are possible in one call")
+        if span.start < 0 or end > min(self._config.max_context, self.dims.max_positions):
+            raise EngineFault(
+                f"rows {span.start}..{end} are outside the context of {self._config.max_context}"
+            )
+        if end > len(span.block_table) * ROWS:
+            raise EngineFault(
+                f"rows {span.start}..{end}: the block table holds {len(span.block_table)} blocks"
+            )
+        if min(tokens) < 0 or max(tokens) >= self.dims.vocab:
+            raise EngineFault(f"a token id is outside the vocabulary of {self.dims.vocab}")
+
+
+def _per_sequence(rows: Tensor, spans: Sequence[Span], columns: int) -> list[Tensor]:
+    """[sequences * columns, H] -> the real rows of each sequence."""
+    shaped = rows.view(len(spans), columns, -1)
+    return [shaped[number, : span.count] for number, span in enumerate(spans)]

@@ -21,6 +21,7 @@ class KVPool:
         self.k = torch.zeros(shape, dtype=torch.float32)
         self.v = torch.zeros(shape, dtype=torch.float32)
         self.num_blocks = num_blocks
+        self.kv_heads = dims.kv_heads
         self.row_bytes = 2 * dims.planes * dims.kv_heads * dims.head_dim * FLOAT_BYTES
         self.block_bytes = self.row_bytes * BLOCK_ROWS
 

@@ -2,10 +2,33 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+from dataclasses import asdict
+
+import torch
+
+from kernels.tiles import tile_table
 from services.gpu_worker.engine.config import EngineConfig
 from services.gpu_worker.engine.models.loader import LoadedModel
 
+BACKEND = "cpu-torch-twin"
+
 
 def numerics_fingerprint(loaded: LoadedModel, config: EngineConfig) -> str:
-    """SHA-256, hex, over weights, model config, dtypes, backend, instruction set, threads, torch and kernel recipes."""
-    raise NotImplementedError
+    """SHA-256, hex, over weights, model config, dtypes, backend, instruction set, threads, torch and kernel recipes.
+
+    Pool sizes and batch limits are left out: they do not change a row's bits.
+    """
+    parts = {
+        "weights": loaded.weights_digest,
+        "config": asdict(loaded.dims),
+        "dtype": "float32",
+        "backend": BACKEND,
+        "instruction_set": torch.backends.cpu.get_cpu_capability(),
+        "threads": config.threads,
+        "torch": torch.__version__,
+        "matmul": loaded.model.recipe,
+        "tiles": tile_table(),
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

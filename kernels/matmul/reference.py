@@ -1,0 +1,93 @@
+"""Row-exact float32 matmul on the CPU.
+
+Two recipes, other bits, so the choice is part of the fingerprint:
+
+- `onednn`: weights reordered once for oneDNN. Row bits were equal for every row count tried, and small row counts are
+  nearly free. It rests on a private torch operation, so it is believed only after a self-test on this machine.
+- `padded`: `F.linear` on rows padded to a multiple of 16, where MKL's choice of kernel no longer shows in the bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kernels.tiles import MATMUL_PAD
+
+Recipe = Literal["onednn", "padded"]
+
+_ONEDNN_HINT: Final = 16
+"""Row count that oneDNN is told to lay the weights out for; only speed depends on it."""
+
+TEST_ROWS: Final = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 31, 32, 33, 48, 63, 64, 65, 128, 448)
+"""Row counts of the self-test: verify batches, tile edges, prefill chunks."""
+
+
+class NotRowExact(RuntimeError):
+    """No recipe keeps the bits of a row on this machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A weight [out, in] laid out for `recipe`."""
+
+    weight: Tensor
+    recipe: Recipe
+    out_features: int
+
+
+def pack(weight: Tensor, recipe: Recipe) -> Packed:
+    """Lay out a float32 weight [N, K] (copied for `onednn`, made contiguous for `padded`)."""
+    if recipe == "onednn":
+        laid_out = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _ONEDNN_HINT)
+        return Packed(laid_out, recipe, weight.shape[0])
+    return Packed(weight.contiguous(), recipe, weight.shape[0])
+
+
+def linear(x: Tensor, packed: Packed) -> Tensor:
+    """[M, K] contiguous float32 -> [M, N]."""
+    if packed.recipe == "onednn":
+        return torch.ops.mkldnn._linear_pointwise(x, packed.weight, None, "none", [], "")
+    missing = -x.shape[0] % MATMUL_PAD
+    if missing:
+        return F.linear(F.pad(x, (0, 0, 0, missing)), packed.weight)[: x.shape[0]]
+    return F.linear(x, packed.weight)
+
+
+def row_exact(packed: Packed, in_features: int) -> bool:
+    """Whether rows keep their bits over `TEST_ROWS`, at the front and at the back of a larger product."""
+    generator = torch.Generator().manual_seed(in_features * 1_000_003 + packed.out_features)
+    most = max(TEST_ROWS) + 64
+    x = torch.randn(most, in_features, generator=generator)
+    whole = linear(x, packed)
+    for rows in TEST_ROWS:
+        for first in (0, most - rows):
+            part = linear(x[first : first + rows].contiguous(), packed)
+            if not torch.equal(part, whole[first : first + rows]):
+                return False
+    return True
+
+
+def choose_recipe(shapes: Iterable[tuple[int, int]]) -> Recipe:
+    """The first recipe that is row-exact for weights of all these shapes (N, K) under the current thread count.
+
+    Raises `NotRowExact` when none is: serving would break the one-stream contract silently.
+    """
+    wanted = sorted(set(shapes))
+    candidates: tuple[Recipe, ...] = (
+        ("onednn", "padded") if torch.backends.mkldnn.is_available() else ("padded",)
+    )
+    for recipe in candidates:
+        if all(_holds(recipe, n, k) for n, k in wanted):
+            return recipe
+    raise NotRowExact(f"no matmul recipe of {candidates} is row-exact for {wanted}")
+
+
+def _holds(recipe: Recipe, n: int, k: int) -> bool:
+    weight = torch.randn(n, k, generator=torch.Generator().manual_seed(n * 31 + k))
+    return row_exact(pack(weight, recipe), k)

@@ -1,0 +1,68 @@
+"""Attention of query tiles over paged KV, float32.
+
+Per tile: scores against every split of 64 keys, the maximum over all of them, exponentials, and then the partial sums of
+the splits added in ascending order. A hidden key has score -1e30 and weight exactly 0, so a row's bits do not depend on
+the rows, columns or sequences beside it, nor on how far past it the KV is written.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernels.paged_attention.plan import AttentionPlan
+from kernels.tiles import ROWS
+
+_HIDDEN = -1e30
+"""Finite, so that a wholly hidden split of a padding row makes no NaN; its exponential underflows to 0."""
+
+
+def write_rows(pool: Tensor, rows: Tensor, targets: Tensor) -> None:
+    """Write new keys or values: pool [blocks, kv_heads, 64, d]; rows [M, kv_heads, d];
+    targets [M * kv_heads] int64, rows of the flattened pool."""
+    pool.view(-1, pool.shape[-1]).index_copy_(0, targets, rows.reshape(-1, rows.shape[-1]))
+
+
+def attend(query: Tensor, keys: Tensor, values: Tensor, plan: AttentionPlan) -> Tensor:
+    """query [tiles * tile_rows, heads, d], scaled already; keys, values [blocks, kv_heads, 64, d] -> like query."""
+    kv_heads, width = keys.shape[1], keys.shape[3]
+    group = query.shape[1] // kv_heads
+    tall = plan.tile_rows * group
+    tiles = query.view(plan.tiles, plan.tile_rows, kv_heads, group, width).transpose(1, 2)
+    tiles = tiles.reshape(plan.tiles, kv_heads, tall, width)
+    items = plan.blocks.shape[0]
+    gathered = values.index_select(0, plan.blocks)
+    if plan.stale is not None:
+        gathered.view(-1, width).index_fill_(0, plan.stale, 0.0)
+
+    wide = _of_items(tiles, plan).view(items * kv_heads, tall, width)
+    scores = torch.bmm(wide, keys.index_select(0, plan.blocks).view(-1, ROWS, width).transpose(1, 2))
+    scores.view(items, kv_heads, plan.tile_rows, group, ROWS).masked_fill_(plan.hidden, _HIDDEN)
+    peak = _of_items(_peak(scores.view(items, kv_heads, tall, ROWS).amax(-1), plan), plan)
+    weights = scores.sub_(peak.view(items * kv_heads, tall, 1)).exp_()
+    partial = torch.bmm(weights, gathered.view(-1, ROWS, width))
+
+    total = _add_splits(weights.sum(-1).view(items, -1), plan).view(plan.tiles, kv_heads, tall, 1)
+    out = _add_splits(partial.view(items, -1), plan).view(plan.tiles, kv_heads, tall, width).div_(total)
+    out = out.view(plan.tiles, kv_heads, plan.tile_rows, group, width).transpose(1, 2)
+    return out.reshape(query.shape)
+
+
+def _of_items(per_tile: Tensor, plan: AttentionPlan) -> Tensor:
+    """[tiles, ...] -> [items, ...], contiguous."""
+    return per_tile.index_select(0, plan.tile_of)
+
+
+def _peak(peaks: Tensor, plan: AttentionPlan) -> Tensor:
+    """Maximum over a tile's splits: [items, ...] -> [tiles, ...]. A maximum has the same bits in any order."""
+    if plan.tiles == 1:
+        return peaks.amax(0, keepdim=True)
+    dense = peaks.new_full((plan.tiles, plan.max_splits, *peaks.shape[1:]), _HIDDEN)
+    dense[plan.tile_of, plan.split_of] = peaks
+    return dense.amax(1)
+
+
+def _add_splits(partial: Tensor, plan: AttentionPlan) -> Tensor:
+    """[items, n] -> [tiles, n]: `index_add_` walks the items in order, hence the splits of a tile in ascending order."""
+    total = partial.new_zeros(plan.tiles, partial.shape[1])
+    return total.index_add_(0, plan.tile_of, partial)

@@ -1,0 +1,170 @@
+"""The hybrid trunk (gated delta net and gated attention) and its MTP head, built from checkpoint tensors.
+
+Everything that a forward would compute again from weights alone is prepared here: fused and packed projections, 1 + w
+of the zero-centred norms, softmax scales, exp(A_log), the RoPE table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from kernels import matmul, norm_rope
+from services.gpu_worker.engine.config import LINEAR, ModelDims
+from services.gpu_worker.engine.layers.block import Block
+from services.gpu_worker.engine.layers.gated_attention import GatedAttention
+from services.gpu_worker.engine.layers.gated_delta import DeltaWeights, GatedDeltaNet
+from services.gpu_worker.engine.layers.mlp import MLP
+from services.gpu_worker.engine.layers.steps import AttentionStep, Step
+
+Pack = Callable[[Tensor], matmul.Packed]
+
+
+class MTPHead:
+    """Row p: fc([norm_e(emb(x_p)) ; norm_h(h_{p-1})]), one full-attention block, a final norm."""
+
+    def __init__(self, dims: ModelDims, weights: Mapping[str, Tensor], pack: Pack) -> None:
+        self._fc = pack(weights["mtp.fc.weight"])
+        self._embedding_scale = 1.0 + weights["mtp.pre_fc_norm_embedding.weight"]
+        self._hidden_scale = 1.0 + weights["mtp.pre_fc_norm_hidden.weight"]
+        self._block = _block(
+            dims,
+            weights,
+            "mtp.layers.0.",
+            _attention(dims, weights, "mtp.layers.0.", dims.draft_plane, pack),
+            pack,
+        )
+        self._final_scale = 1.0 + weights["mtp.norm.weight"]
+        self._eps = dims.eps
+
+    def __call__(self, embedded: Tensor, hiddens: Tensor, step: AttentionStep) -> Tensor:
+        """embedded, hiddens [M, H] -> y [M, H]; writes the draft plane."""
+        left = norm_rope.rms_norm(embedded, self._embedding_scale, self._eps)
+        right = norm_rope.rms_norm(hiddens, self._hidden_scale, self._eps)
+        x = matmul.linear(torch.cat([left, right], dim=-1), self._fc)
+        return norm_rope.rms_norm(self._block(x, step), self._final_scale, self._eps)
+
+
+class HybridModel:
+    """float32 weights of one model; stateless between calls."""
+
+    def __init__(self, dims: ModelDims, weights: Mapping[str, Tensor], recipe: matmul.Recipe) -> None:
+        """`weights` as `checkpoint_shapes` names them, float32; `recipe` as the matmul self-test chose it."""
+
+        def pack(weight: Tensor) -> matmul.Packed:
+            return matmul.pack(weight, recipe)
+
+        self.dims = dims
+        self.recipe = recipe
+        self.rope = norm_rope.rope_table(dims.rotary_dim, dims.rope_theta, dims.max_positions)
+        self._embedding = weights["model.embed_tokens.weight"]
+        self._blocks = _trunk(dims, weights, pack)
+        self._final_scale = 1.0 + weights["model.norm.weight"]
+        self._head = pack(self._embedding if dims.tie_embeddings else weights["lm_head.weight"])
+        self.mtp = MTPHead(dims, weights, pack) if dims.has_mtp else None
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """[M] int64 -> [M, H]."""
+        return self._embedding.index_select(0, tokens)
+
+    def trunk(self, x: Tensor, step: Step) -> Tensor:
+        """Embedded rows [M, H], overwritten -> hidden after the final norm."""
+        for block in self._blocks:
+            x = block(x, step)
+        return norm_rope.rms_norm(x, self._final_scale, self.dims.eps)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[R, H] -> [R, V]."""
+        return matmul.linear(hidden, self._head)
+
+
+def matmul_shapes(dims: ModelDims) -> set[tuple[int, int]]:
+    """(N, K) of every packed product, for the self-test."""
+    values, queries = dims.gdn_value_heads * dims.gdn_value_dim, dims.heads * dims.head_dim
+    shapes = {
+        (dims.vocab, dims.hidden),
+        (2 * dims.intermediate, dims.hidden),
+        (dims.hidden, dims.intermediate),
+    }
+    if dims.gdn_layers:
+        shapes |= {
+            (dims.conv_channels + values + 2 * dims.gdn_value_heads, dims.hidden),
+            (dims.hidden, values),
+        }
+    if dims.planes:
+        shapes |= {(2 * queries + 2 * dims.kv_heads * dims.head_dim, dims.hidden), (dims.hidden, queries)}
+    if dims.has_mtp:
+        shapes.add((dims.hidden, 2 * dims.hidden))
+    return shapes
+
+
+def _trunk(dims: ModelDims, weights: Mapping[str, Tensor], pack: Pack) -> list[Block]:
+    blocks, planes, deltas = [], 0, 0
+    for index, kind in enumerate(dims.layer_types):
+        prefix = f"model.layers.{index}."
+        mixer: GatedAttention | GatedDeltaNet
+        if kind == LINEAR:
+            mixer, deltas = _delta(dims, weights, prefix, deltas, pack), deltas + 1
+        else:
+            mixer, planes = _attention(dims, weights, prefix, planes, pack), planes + 1
+        blocks.append(_block(dims, weights, prefix, mixer, pack))
+    return blocks
+
+
+def _block(
+    dims: ModelDims,
+    weights: Mapping[str, Tensor],
+    prefix: str,
+    mixer: GatedAttention | GatedDeltaNet,
+    pack: Pack,
+) -> Block:
+    gate_up = torch.cat([weights[prefix + "mlp.gate_proj.weight"], weights[prefix + "mlp.up_proj.weight"]])
+    return Block(
+        mixer,
+        MLP(pack(gate_up), pack(weights[prefix + "mlp.down_proj.weight"])),
+        1.0 + weights[prefix + "input_layernorm.weight"],
+        1.0 + weights[prefix + "post_attention_layernorm.weight"],
+        dims.eps,
+    )
+
+
+def _delta(
+    dims: ModelDims, weights: Mapping[str, Tensor], prefix: str, layer: int, pack: Pack
+) -> GatedDeltaNet:
+    at = prefix + "linear_attn."
+    names = ("in_proj_qkv", "in_proj_b", "in_proj_a", "in_proj_z")
+    return GatedDeltaNet(
+        dims,
+        layer,
+        DeltaWeights(
+            projection=pack(torch.cat([weights[f"{at}{name}.weight"] for name in names])),
+            conv=weights[at + "conv1d.weight"][:, 0].t().contiguous(),
+            rate=weights[at + "A_log"].exp(),
+            dt_bias=weights[at + "dt_bias"],
+            norm=weights[at + "norm.weight"],
+            output=pack(weights[at + "out_proj.weight"]),
+        ),
+    )
+
+
+def _attention(
+    dims: ModelDims, weights: Mapping[str, Tensor], prefix: str, plane: int, pack: Pack
+) -> GatedAttention:
+    """The checkpoint interleaves query and gate per head; here all queries come first, next to the keys."""
+    at = prefix + "self_attn."
+    query, gate = weights[at + "q_proj.weight"].view(dims.heads, 2, dims.head_dim, dims.hidden).unbind(1)
+    rows = [
+        query.reshape(-1, dims.hidden),
+        weights[at + "k_proj.weight"],
+        gate.reshape(-1, dims.hidden),
+        weights[at + "v_proj.weight"],
+    ]
+    scale = torch.cat(
+        [
+            ((1.0 + weights[at + "q_norm.weight"]) * dims.head_dim**-0.5).expand(dims.heads, -1),
+            (1.0 + weights[at + "k_norm.weight"]).expand(dims.kv_heads, -1),
+        ]
+    )
+    return GatedAttention(dims, plane, pack(torch.cat(rows)), pack(weights[at + "o_proj.weight"]), scale)

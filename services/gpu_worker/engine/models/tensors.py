@@ -1,0 +1,69 @@
+"""Names and shapes of a hybrid checkpoint's tensors, as Hugging Face stores them. The loader and the writer of random
+models share this table, so neither can drift from the other."""
+
+from __future__ import annotations
+
+from services.gpu_worker.engine.config import LINEAR, ModelDims
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+def checkpoint_shapes(dims: ModelDims) -> Shapes:
+    """Every tensor that a model of these dimensions needs, in the order of the forward."""
+    shapes: Shapes = {"model.embed_tokens.weight": (dims.vocab, dims.hidden)}
+    for index, kind in enumerate(dims.layer_types):
+        prefix = f"model.layers.{index}."
+        shapes |= _delta(dims, prefix) if kind == LINEAR else _attention(dims, prefix)
+        shapes |= _feed_forward(dims, prefix)
+    shapes["model.norm.weight"] = (dims.hidden,)
+    if not dims.tie_embeddings:
+        shapes["lm_head.weight"] = (dims.vocab, dims.hidden)
+    if dims.has_mtp:
+        shapes |= {
+            "mtp.fc.weight": (dims.hidden, 2 * dims.hidden),
+            "mtp.pre_fc_norm_embedding.weight": (dims.hidden,),
+            "mtp.pre_fc_norm_hidden.weight": (dims.hidden,),
+            **_attention(dims, "mtp.layers.0."),
+            **_feed_forward(dims, "mtp.layers.0."),
+            "mtp.norm.weight": (dims.hidden,),
+        }
+    return shapes
+
+
+def _delta(dims: ModelDims, prefix: str) -> Shapes:
+    at = prefix + "linear_attn."
+    heads, values = dims.gdn_value_heads, dims.gdn_value_heads * dims.gdn_value_dim
+    return {
+        at + "in_proj_qkv.weight": (dims.conv_channels, dims.hidden),
+        at + "in_proj_z.weight": (values, dims.hidden),
+        at + "in_proj_b.weight": (heads, dims.hidden),
+        at + "in_proj_a.weight": (heads, dims.hidden),
+        at + "conv1d.weight": (dims.conv_channels, 1, dims.conv_kernel),
+        at + "dt_bias": (heads,),
+        at + "A_log": (heads,),
+        at + "norm.weight": (dims.gdn_value_dim,),
+        at + "out_proj.weight": (dims.hidden, values),
+    }
+
+
+def _attention(dims: ModelDims, prefix: str) -> Shapes:
+    at = prefix + "self_attn."
+    queries, keys = dims.heads * dims.head_dim, dims.kv_heads * dims.head_dim
+    return {
+        at + "q_proj.weight": (2 * queries, dims.hidden),
+        at + "k_proj.weight": (keys, dims.hidden),
+        at + "v_proj.weight": (keys, dims.hidden),
+        at + "o_proj.weight": (dims.hidden, queries),
+        at + "q_norm.weight": (dims.head_dim,),
+        at + "k_norm.weight": (dims.head_dim,),
+    }
+
+
+def _feed_forward(dims: ModelDims, prefix: str) -> Shapes:
+    return {
+        prefix + "input_layernorm.weight": (dims.hidden,),
+        prefix + "post_attention_layernorm.weight": (dims.hidden,),
+        prefix + "mlp.gate_proj.weight": (dims.intermediate, dims.hidden),
+        prefix + "mlp.up_proj.weight": (dims.intermediate, dims.hidden),
+        prefix + "mlp.down_proj.weight": (dims.hidden, dims.intermediate),
+    }
