@@ -7,7 +7,7 @@ import os
 import secrets
 import shutil
 from pathlib import Path
-from typing import Final, Self
+from typing import Final
 
 from services.embedded.faults import EmbeddedFault
 
@@ -91,7 +91,11 @@ class FolderLock:
         self._path = folder / "stack.lock"
         self._descriptor: int | None = None
 
-    def __enter__(self) -> Self:
+    @property
+    def held(self) -> bool:
+        return self._descriptor is not None
+
+    def take(self) -> None:
         """Take the lock, or raise EmbeddedFault naming the holder's pid."""
         try:
             descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -111,9 +115,9 @@ class FolderLock:
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         self._descriptor = descriptor
-        return self
 
-    def __exit__(self, *_: object) -> None:
+    def release(self) -> None:
+        """Give it back. Idempotent."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None

@@ -6,6 +6,7 @@ was killed with its children spared, the next start finds them by pid file and c
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -20,9 +21,9 @@ import psutil
 
 from services.embedded import guard
 from services.embedded.accounts import Account
-from services.embedded.faults import EmbeddedFault
+from services.embedded.faults import Cancelled, EmbeddedFault
 from services.embedded.files import limit_log, private_folder, write_private
-from services.embedded.waiting import until
+from services.embedded.waiting import Stop, never, until
 
 GONE: Final = (psutil.NoSuchProcess, psutil.ZombieProcess)
 
@@ -64,16 +65,19 @@ class Child:
     def running(self) -> bool:
         return self.exit_code is None
 
-    def stop(self, *, ask: Sequence[signal.Signals], each_s: float) -> int:
-        """Send the signals of `ask` in turn, waiting `each_s` seconds after each, then SIGKILL. Returns the exit code."""
-        for number in (*ask, signal.SIGKILL):
-            if self._process.poll() is not None:
+    def stop(self, *, ask: Sequence[signal.Signals], each_s: float, hurry: Stop = never) -> int:
+        """Send the signals of `ask` in turn, waiting `each_s` seconds after each, then SIGKILL. Returns the exit code.
+
+        `hurry` answering yes ends a wait early.
+        """
+        for number in ask:
+            if not self.running:
                 break
             self._process.send_signal(number)
-            try:
-                self._process.wait(timeout=each_s)
-            except subprocess.TimeoutExpired:
-                continue
+            with contextlib.suppress(Cancelled):
+                until(lambda: not self.running, timeout_s=each_s, stop=hurry)
+        if self.running:
+            self._process.kill()
         code = self._process.wait()
         self._pid_file.unlink(missing_ok=True)
         return code

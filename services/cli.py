@@ -1,0 +1,121 @@
+"""The `burstline` command. Each subcommand imports what it needs when it runs, so that an image with one service's
+extra can run that service, and `--help` is quick. What is missing is said by the name of the extra."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated, Any, Final, NoReturn
+
+import typer
+
+app = typer.Typer(
+    name="burstline",
+    help="Language models for agents from a durable queue.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+EVERYTHING: Final = "demo"
+# Sub-commands that live with their owner: name -> (module, its typer app, extra, help).
+DELEGATED: Final = {
+    "tenant": ("services.cache_broker.cli", "tenant", "broker", "Create, list and disable tenants."),
+    "key": ("services.cache_broker.cli", "key", "broker", "Create, list and revoke API keys."),
+    "quota": ("services.cache_broker.cli", "quota", "broker", "Show and set a tenant's limits."),
+    "entries": ("services.cache_broker.cli", "entries", "broker", "List and delete prefix entries."),
+    "audit": ("services.cache_broker.cli", "audit", "broker", "Check that ledger, entries and bytes agree."),
+    "trace": ("services.trace", "app", EVERYTHING, "Draw a request's trace as a waterfall."),
+}
+
+
+def fail(message: str, status: int = 1) -> NoReturn:
+    """Say what is wrong and leave."""
+    print(f"burstline: {message}", file=sys.stderr)
+    raise SystemExit(status)
+
+
+def load(module: str, extra: str) -> Any:
+    """Import a module of ours; a package that is not installed is told by the extra that brings it."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing in ("services", "shared", "kernels", ""):
+            raise
+        fail(f"{missing} is not installed: pip install 'burstline[{extra}]'", 2)
+
+
+def _delegate(name: str, module: str, attribute: str, extra: str, text: str) -> None:
+    def command(context: typer.Context) -> None:
+        target: Callable[..., None] = getattr(load(module, extra), attribute)
+        target(args=list(context.args), prog_name=f"burstline {name}")
+
+    app.command(
+        name=name,
+        help=text,
+        context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+        add_help_option=False,  # --help goes to the sub-command
+    )(command)
+
+
+for _name, _parts in DELEGATED.items():
+    _delegate(_name, *_parts)
+
+Supervised = Annotated[str, typer.Option("--supervised-by", hidden=True)]
+
+
+@app.command()
+def gateway(supervised_by: Supervised = "") -> None:
+    """Run the gateway (settings: BURSTLINE_GATEWAY_...)."""
+    load("services.gateway.__main__", "gateway").main()
+
+
+@app.command()
+def worker(supervised_by: Supervised = "") -> None:
+    """Run a worker (settings: BURSTLINE_WORKER_...)."""
+    load("services.gpu_worker.__main__", "worker").main()
+
+
+@app.command()
+def broker(supervised_by: Supervised = "") -> None:
+    """Run the cache broker (settings: BURSTLINE_BROKER_..., BURSTLINE_DATABASE_URL)."""
+    load("services.cache_broker.__main__", "broker").main()
+
+
+@app.command()
+def up() -> None:
+    """Run the whole stack on this machine until Ctrl-C (settings: BURSTLINE_EMBEDDED_...)."""
+    raise SystemExit(load("services.embedded.up", EVERYTHING).main())
+
+
+@app.command()
+def demo(
+    data_dir: Annotated[Path, typer.Option(help="The demo's own data folder.", file_okay=False)] = Path(
+        ".burstline/demo"
+    ),
+    started: Annotated[int, typer.Option(hidden=True)] = 0,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Also write the result here.")] = None,
+) -> None:
+    """Hold a three-turn agent chat through the whole line and show what was reused, drafted and traced."""
+    raise SystemExit(
+        load("services.demo", EVERYTHING).main(data_dir=data_dir, started_s=started, json_file=json_file)
+    )
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    print(metadata.version("burstline"))
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,127 @@
+"""A supervised child: started, asked whether it is ready, restarted within limits, drained."""
+
+from __future__ import annotations
+
+import http.client
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, Protocol
+
+from services.embedded.faults import EmbeddedFault
+from services.embedded.files import tail
+from services.embedded.ports import LOOPBACK
+from services.embedded.process import Child, Command, spawn
+from services.embedded.restarts import RestartPolicy
+from services.embedded.waiting import Stop, never
+from shared.clock import SYSTEM, Clock
+
+PROBE_TIMEOUT_S: Final = 3.0
+
+Report = Callable[[str], None]
+
+
+class Startable(Protocol):
+    """What can be supervised: a server with its own start-up, or a service."""
+
+    @property
+    def child(self) -> Child | None: ...
+
+    @property
+    def log(self) -> Path: ...
+
+    def start(self) -> None: ...
+
+
+class Service:
+    """One of our own services as a process. Ready = its health endpoint says so."""
+
+    def __init__(self, command: Command, *, port: int, run_folder: Path, log: Path) -> None:
+        self.name = command.name
+        self.port = port
+        self._command = command
+        self._run_folder = run_folder
+        self._log = log
+        self._child: Child | None = None
+
+    @property
+    def child(self) -> Child | None:
+        return self._child
+
+    @property
+    def log(self) -> Path:
+        return self._log
+
+    def start(self) -> None:
+        """Start the process. Does not wait until it is ready."""
+        self._child = spawn(self._command, run_folder=self._run_folder, log=self._log)
+
+    def ready(self) -> bool:
+        """Whether /readyz answers 200 now."""
+        connection = http.client.HTTPConnection(LOOPBACK, self.port, timeout=PROBE_TIMEOUT_S)
+        try:
+            connection.request("GET", "/readyz")
+            return connection.getresponse().status == 200
+        except (OSError, http.client.HTTPException):
+            return False
+        finally:
+            connection.close()
+
+    def stop(self, *, timeout_s: float, hurry: Stop = never) -> None:
+        """SIGTERM and wait for the drain, then SIGKILL. Idempotent."""
+        if self._child is not None:
+            self._child.stop(ask=[signal.SIGTERM], each_s=timeout_s, hurry=hurry)
+            self._child = None
+
+
+class Keeper:
+    """Keeps one child running. `tick` is called now and then; it never blocks but for a server's own start."""
+
+    def __init__(
+        self, name: str, target: Startable, policy: RestartPolicy, report: Report, clock: Clock = SYSTEM
+    ) -> None:
+        self._name = name
+        self._target = target
+        self._policy = policy
+        self._report = report
+        self._clock = clock
+        self._restarts: tuple[int, ...] = ()
+        self._due_ns: int | None = None
+
+    def tick(self) -> bool:
+        """Restart the child if it crashed and its delay is over. True when a new process was started.
+
+        Raises:
+            EmbeddedFault: it crashed too often; the message holds the end of its log.
+        """
+        child = self._target.child
+        if child is None or child.running:
+            return False
+        now = self._clock.monotonic_ns()
+        if self._due_ns is None:
+            self._due_ns = self._plan(child, now)
+        if now < self._due_ns:
+            return False
+        self._due_ns = None
+        self._restarts = (*self._policy.recent(self._restarts, now), now)
+        self._target.start()
+        return True
+
+    def _plan(self, child: Child, now: int) -> int:
+        delay_s = self._policy.decide(self._restarts, now)
+        if delay_s is None:
+            raise EmbeddedFault(
+                f"{self._name} ended again ({describe(child.exit_code)}) after {len(self._restarts)} restarts: giving "
+                f"up. The end of {self._target.log}:\n{tail(self._target.log)}"
+            )
+        self._report(f"{self._name} ended ({describe(child.exit_code)}); restarting in {delay_s:g} s")
+        return now + int(delay_s * 1e9)
+
+
+def describe(exit_code: int | None) -> str:
+    """An exit code in words."""
+    if exit_code is None:
+        return "running"
+    if exit_code < 0:
+        return f"killed by {signal.Signals(-exit_code).name}"
+    return f"exit code {exit_code}"

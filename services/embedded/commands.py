@@ -1,0 +1,73 @@
+"""The command line and the environment of each service under the supervisor."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from importlib import metadata
+from typing import Final
+
+from services.embedded.ports import LOOPBACK
+from services.embedded.process import Command
+from shared.config import CommonSettings
+
+# Left to the broker alone; the others must not even hold the password.
+_SECRET: Final = ("BURSTLINE_DATABASE_URL",)
+
+
+def version() -> str:
+    """The installed version of Burstline."""
+    try:
+        return metadata.version("burstline")
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def gateway(common: CommonSettings, nats_url: str, port: int) -> Command:
+    """The gateway on `port` of the loopback."""
+    return _service(
+        "gateway",
+        common,
+        nats_url,
+        {"BURSTLINE_GATEWAY_HOST": LOOPBACK, "BURSTLINE_GATEWAY_PORT": str(port)},
+    )
+
+
+def worker(common: CommonSettings, nats_url: str, health_port: int) -> Command:
+    """One worker; its model and sizes come from the caller's BURSTLINE_WORKER_ variables."""
+    return _service(
+        "worker",
+        common,
+        nats_url,
+        {"BURSTLINE_WORKER_HEALTH_HOST": LOOPBACK, "BURSTLINE_WORKER_HEALTH_PORT": str(health_port)},
+    )
+
+
+def broker(common: CommonSettings, nats_url: str, database_url: str, health_port: int) -> Command:
+    """The broker, the only one that is given the database."""
+    return _service(
+        "broker",
+        common,
+        nats_url,
+        {
+            "BURSTLINE_DATABASE_URL": database_url,
+            "BURSTLINE_BROKER_HEALTH_HOST": LOOPBACK,
+            "BURSTLINE_BROKER_HEALTH_PORT": str(health_port),
+        },
+    )
+
+
+def _service(name: str, common: CommonSettings, nats_url: str, extra: dict[str, str]) -> Command:
+    inherited = {key: value for key, value in os.environ.items() if key not in _SECRET}
+    data_dir = str(common.data_dir)
+    return Command(
+        name=name,
+        # -P: a folder called `shared` where the user stands must not shadow ours.
+        arguments=(sys.executable, "-P", "-m", "services.cli", name, "--supervised-by", data_dir),
+        marker=data_dir,
+        # Not SIGTERM: the supervisor died without a drain, and the servers die with it. Workers and gateways are built
+        # to be killed; a slow drain would only keep the ports and the model's memory.
+        death_signal=signal.SIGKILL,
+        environment={**inherited, "BURSTLINE_NATS_URL": nats_url, "BURSTLINE_DATA_DIR": data_dir, **extra},
+    )

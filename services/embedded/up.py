@@ -1,0 +1,68 @@
+"""`burstline up`: the stack in the foreground until a signal."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from threading import Event
+from types import FrameType
+from typing import Final
+
+from services.embedded.config import EmbeddedSettings
+from services.embedded.faults import Cancelled, EmbeddedFault
+from services.embedded.stack import Stack
+from shared.config import CommonSettings, load
+
+TICK_S: Final = 0.25
+
+
+class Signals:
+    """The first SIGINT or SIGTERM asks to stop, the second not to wait for drains."""
+
+    def __init__(self) -> None:
+        self.asked = Event()
+        self.again = Event()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, self._note)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        (self.again if self.asked.is_set() else self.asked).set()
+
+
+def main() -> int:
+    """Run until a signal. Returns the exit status: 0 after a drain, 1 when the stack could not start or go on."""
+    settings, common = load(EmbeddedSettings), load(CommonSettings)
+    signals = Signals()
+    stack = Stack(settings, common, report=say, stop=signals.asked.is_set, hurry=signals.again.is_set)
+    try:
+        with stack:
+            say(_greeting(stack, common))
+            while not signals.asked.wait(TICK_S):
+                stack.tick()
+            say("draining (Ctrl-C again: at once)")
+    except Cancelled:
+        say("stopped while starting")
+        return 1
+    except EmbeddedFault as fault:
+        say(f"burstline: {fault.message}")
+        return 1
+    say("stopped")
+    return 0
+
+
+def say(line: str) -> None:
+    """One line on standard error: standard output stays free."""
+    print(line, file=sys.stderr, flush=True)  # noqa: T201 - this is a command's own output
+
+
+def _greeting(stack: Stack, common: CommonSettings) -> str:
+    return (
+        f"\nBurstline is up.\n"
+        f"  URL       {stack.gateway_url}/v1\n"
+        f"  key       {stack.key}\n"
+        f"  logs      {common.data_dir}/logs\n"
+        f"  try       curl {stack.gateway_url}/v1/chat/completions -H 'Authorization: Bearer {stack.key}' "
+        "-H 'Content-Type: application/json' "
+        '-d \'{"model": "pocket", "messages": [{"role": "user", "content": "Hello"}]}\'\n'
+        "Ctrl-C stops it.\n"
+    )
