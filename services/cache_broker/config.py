@@ -1,0 +1,31 @@
+"""Settings of the broker (`BURSTLINE_BROKER_…`). The database URL is common: administration reads it too."""
+
+from __future__ import annotations
+
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from shared.config import Settings
+
+
+class BrokerSettings(Settings):
+    """Every limit of the process; all times bounded."""
+
+    model_config = SettingsConfigDict(env_prefix="BURSTLINE_BROKER_")
+
+    concurrency: int = Field(default=16, ge=1, le=256)  # calls answered at once, each operation
+    pool_size: int = Field(default=8, ge=1, le=100)  # Postgres connections
+    pool_timeout_s: float = Field(default=2.0, gt=0, le=60)  # wait for a free one
+    connect_timeout_s: float = Field(default=3.0, gt=0, le=60)
+    statement_timeout_ms: int = Field(default=3000, ge=100, le=60_000)
+    lock_timeout_ms: int = Field(default=2000, ge=50, le=60_000)
+    alive_after_s: float = Field(default=10.0, gt=0)  # without a heartbeat: no lookups lead there
+    reap_after_s: float = Field(default=60.0, gt=0)  # without a heartbeat: its entries are gone
+    reservation_ttl_s: float = Field(default=60.0, gt=0)
+    max_lease_ttl_s: int = Field(default=120, ge=1)
+    sweep_interval_s: float = Field(default=5.0, gt=0)
+    ledger_retention_s: float = Field(default=7 * 24 * 3600.0, gt=0)  # history of entries that are gone
+    health_host: str = "127.0.0.1"
+    health_port: int = Field(default=0, ge=0, le=65535)  # 0 = a free one, logged
+    call_timeout_s: float = Field(default=6.0, gt=0, le=60)  # a whole call, waiting for a connection included
+    drain_timeout_s: float = Field(default=10.0, gt=0)

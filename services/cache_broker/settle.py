@@ -1,0 +1,109 @@
+"""Usage from the journal: one row a finished request, by the broker's own durable consumer.
+
+Delivery is at least once, rows are unique by request, and a message is acknowledged after its row is committed: so
+each request is counted exactly once, whatever dies. Only terminal frames count; the rest is acknowledged unread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from datetime import UTC, datetime
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from services.cache_broker.database import Database
+from services.cache_broker.models import Usage
+from shared.errors import BurstlineError, ProtocolError
+from shared.protocol import codec
+from shared.protocol.messages import Terminal
+from shared.transport.base import Delivery, PullConsumer
+
+FETCH: Final = 64
+WAIT_S: Final = 5.0
+RETRY_S: Final = 2.0
+
+_log = logging.getLogger(__name__)
+
+
+class Settler:
+    """Reads deliveries and writes usage."""
+
+    def __init__(self, database: Database, registry: CollectorRegistry) -> None:
+        self._database = database
+        self._settled = Counter(
+            "burstline_broker_settled", "Terminal frames read", ["outcome"], registry=registry
+        )
+
+    async def run(self, consumer: PullConsumer, stop: asyncio.Event) -> None:
+        """Until `stop` is set. Time-outs and outages are waited out; the messages stay in the stream."""
+        while not stop.is_set():
+            try:
+                deliveries = await consumer.fetch(limit=FETCH, timeout=WAIT_S)
+                await self.settle(deliveries)
+            except BurstlineError as error:
+                _log.warning("settling waits: %s", error.message)
+                await wait(stop, RETRY_S)
+
+    async def settle(self, deliveries: list[Delivery]) -> None:
+        """Write the usage of a batch in one transaction, then acknowledge it; hand it back if that fails."""
+        terminals = [frame for delivery in deliveries if (frame := self._terminal(delivery)) is not None]
+        if terminals:
+            try:
+                new = await self._database.run(lambda connection: record(connection, terminals))
+            except BurstlineError:
+                for delivery in deliveries:
+                    await delivery.nak(delay_s=RETRY_S)
+                raise
+            self._settled.labels("new").inc(new)
+            self._settled.labels("known").inc(len(terminals) - new)
+        for delivery in deliveries:
+            await delivery.ack()
+
+    def _terminal(self, delivery: Delivery) -> Terminal | None:
+        try:
+            message = codec.decode(delivery.message.data)
+        except ProtocolError as error:
+            # Redelivery would not make it readable, and one such message must not hold up the rest.
+            self._settled.labels("unreadable").inc()
+            _log.error("%s holds a message that cannot be read: %s", delivery.message.subject, error.message)
+            return None
+        return message if isinstance(message, Terminal) else None
+
+
+async def record(connection: AsyncConnection, terminals: list[Terminal]) -> int:
+    """Insert usage rows; requests that have one keep it. Returns how many are new."""
+    rows = {frame.request_id: _row(frame) for frame in terminals}
+    statement = insert(Usage).values(list(rows.values())).on_conflict_do_nothing().returning(Usage.request)
+    return len((await connection.execute(statement)).all())
+
+
+async def wait(stop: asyncio.Event, seconds: float) -> None:
+    """Sleep that ends early when `stop` is set."""
+    try:
+        await asyncio.wait_for(stop.wait(), seconds)
+    except TimeoutError:
+        return
+
+
+def _row(frame: Terminal) -> dict[str, object]:
+    return {
+        "request": frame.request_id,
+        "tenant": frame.tenant,
+        "api_key": frame.key_id,
+        "model": frame.model,
+        "worker": frame.worker_id,
+        "attempt": frame.attempt,
+        "prompt_tokens": frame.prompt_tokens,
+        "cached_tokens": frame.cached_tokens,
+        "completion_tokens": frame.completion_tokens,
+        "finish": ",".join(end.finish for end in frame.ends),
+        "cancel_reason": frame.cancel_reason,
+        "failure_code": frame.failure.code if frame.failure is not None else None,
+        "cache_decision": frame.cache_decision,
+        "exact": frame.exact,
+        "at": datetime.fromtimestamp(frame.at_ns / 1e9, UTC),
+    }
