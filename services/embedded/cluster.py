@@ -63,7 +63,7 @@ def settle(folder: Path, outside: Path = OUTSIDE) -> Place:
     binaries = installed_binaries()
     private_folder(folder)
     base = folder
-    if account is not None and not can_reach(account, folder / "cluster"):
+    if account is not None and not can_reach(account, folder):
         _forget_strays(outside)
         base = outside / hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]
         outside.mkdir(mode=0o755, parents=True, exist_ok=True)

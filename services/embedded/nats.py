@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 import signal
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Final, Self
 
 from services.embedded.faults import EmbeddedFault, PortTaken
 from services.embedded.files import private_folder, require_room, secret, tail, write_private
-from services.embedded.ports import LOOPBACK, free_port, listening
+from services.embedded.ports import LOOPBACK, free_port, greeting
 from services.embedded.process import Child, Command, end_leftover, spawn
 from services.embedded.waiting import Stop, never, until
 
@@ -96,7 +97,8 @@ class NatsServer:
 
     def _start_on(self, port: int) -> None:
         configuration = self._folder / "nats.conf"
-        write_private(configuration, self._configuration(port))
+        name = f"burstline-{secrets.token_hex(8)}"
+        write_private(configuration, self._configuration(port, name))
         command = Command(
             name="nats",
             arguments=(str(binary()), "-c", str(configuration)),
@@ -106,13 +108,16 @@ class NatsServer:
         began = self.log.stat().st_size if self.log.exists() else 0
         child = self._child = spawn(command, run_folder=self._run, log=self.log)
         try:
-            up = until(
-                lambda: not child.running or listening(port), timeout_s=START_TIMEOUT_S, stop=self._stop
+            # By its name: on a port that was taken meanwhile another server would answer.
+            until(
+                lambda: not child.running or name.encode() in greeting(port),
+                timeout_s=START_TIMEOUT_S,
+                stop=self._stop,
             )
         except EmbeddedFault:
             self.stop()
             raise
-        if up and child.running:
+        if name.encode() in greeting(port):
             return
         self.stop()
         said = self.log.read_bytes()[began:].decode("utf-8", "replace")
@@ -120,11 +125,11 @@ class NatsServer:
             raise PortTaken(f"port {port} was taken")
         raise EmbeddedFault(f"NATS did not start. The end of {self.log}:\n{tail(self.log)}")
 
-    def _configuration(self, port: int) -> str:
+    def _configuration(self, port: int, name: str) -> str:
         values = {
             "host": LOOPBACK,
             "port": port,
-            "server_name": "burstline-embedded",
+            "server_name": name,
             "authorization": {"user": USER, "password": secret(self._folder / "password"), "timeout": 10},
             "jetstream": {
                 "store_dir": str(self._folder / "store"),

@@ -31,10 +31,10 @@ def require_free(port: int, variable: str) -> None:
             ) from error
 
 
-def listening(port: int) -> bool:
-    """Whether something accepts connections on `port`."""
+def greeting(port: int) -> bytes:
+    """What a server on `port` says first (up to 4 KiB); b"" when nobody listens or says anything."""
     try:
-        with socket.create_connection((LOOPBACK, port), timeout=1.0):
-            return True
+        with socket.create_connection((LOOPBACK, port), timeout=1.0) as connection:
+            return connection.recv(4096)
     except OSError:
-        return False
+        return b""

@@ -1,0 +1,1 @@
+"""The whole line: `burstline up` as a user would run it, spoken to over HTTP."""

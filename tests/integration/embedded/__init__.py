@@ -1,0 +1,1 @@
+"""The embedded servers and the stack: kills, restarts, ports, folders."""
