@@ -1,35 +1,56 @@
 """The engine: `step()` plans, runs and answers events. One thread owns it.
 
+    submit ──> waiting ──admit──> priming ──last chunk──> decoding ──ending──> Finished
+                                     └── boundaries ──> Captured ──> publish | discard
+
 It knows tokens, pools and kernels. It does not know queues, HTTP, SQL, text or tenants: a namespace is a chain root.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from services.gpu_worker.engine.cache.entry import Capture
+from services.gpu_worker.engine.cache.kv_pool import KVPool
+from services.gpu_worker.engine.cache.manager import CacheManager
+from services.gpu_worker.engine.cache.state_pool import StatePool
+from services.gpu_worker.engine.config import EngineConfig
+from services.gpu_worker.engine.intake import check_request
+from services.gpu_worker.engine.models.fingerprint import numerics_fingerprint
+from services.gpu_worker.engine.models.loader import LoadedModel, load_model
 from services.gpu_worker.engine.requests import (
+    Admitted,
+    Captured,
     EngineLimits,
     EngineStats,
     Event,
     Evicted,
+    FinishReason,
     GenerateRequest,
     Hit,
+    HitDropped,
     Pressure,
+    Primed,
 )
+from services.gpu_worker.engine.runner import ModelRunner
+from services.gpu_worker.engine.scheduler import Room, admissions, plan_step
+from services.gpu_worker.engine.sequence import SequenceState
+from services.gpu_worker.engine.sessions.base import Session
+from services.gpu_worker.engine.sessions.mtp import SpecSession
+from services.gpu_worker.engine.sessions.outcome import Ending, SessionShape
+from services.gpu_worker.engine.sessions.rounds import run_round
+from services.gpu_worker.engine.streams import Counters, Stream, Waiting
 from shared.clock import SYSTEM, Clock
+from shared.errors import EngineFault, InvalidRequest, Overloaded
 
-if TYPE_CHECKING:
-    from services.gpu_worker.engine.config import EngineConfig, ModelDims
-    from services.gpu_worker.engine.models.loader import LoadedModel
+SPARE_SNAPSHOTS = 2
+"""Snapshots that eviction keeps free, so that the next prime can capture both its boundaries."""
 
 
 class Engine:
     """All methods but `cancel` and `interrupt` belong to the owning thread."""
-
-    fingerprint: str
-    dims: ModelDims
 
     def __init__(
         self,
@@ -39,67 +60,303 @@ class Engine:
         limits: EngineLimits | None = None,
         clock: Clock = SYSTEM,
     ) -> None:
-        raise NotImplementedError
+        loaded = load_model(model, threads=config.threads) if isinstance(model, Path) else model
+        self.dims = loaded.dims
+        self.fingerprint = numerics_fingerprint(loaded, config)
+        self.kv = KVPool(self.dims, config.num_blocks)
+        self.states = StatePool(self.dims, config.num_slots, config.num_snapshots, config.max_verify)
+        self.runner = ModelRunner(loaded.model, self.kv, self.states, config)
+        self._config = config
+        self._limits = limits or EngineLimits()
+        self._clock = clock
+        self._cache = CacheManager(
+            num_blocks=config.num_blocks,
+            num_slots=config.num_slots,
+            num_snapshots=config.num_snapshots,
+            max_pending=self._limits.max_pending_captures,
+            states=self.states,
+        )
+        self._shape = SessionShape(
+            vocab=self.dims.vocab,
+            hidden=self.dims.hidden,
+            max_verify=config.max_verify,
+            cache_max_ctx=config.max_context,
+        )
+        self._waiting: deque[Waiting] = deque()
+        self._active: list[Stream] = []
+        self._events: list[Event] = []
+        self._cancelled: dict[str, str] = {}
+        self._interrupted = False
+        self._counters = Counters()
+
+    # -- prefix cache -------------------------------------------------------------------------------------------
 
     def lookup(
         self, request_id: str, root: bytes, tokens: Sequence[int], chain: Sequence[bytes]
     ) -> Hit | None:
         """The deepest entry that prefixes `tokens`, at most len(tokens) - 1 long.
 
-        Takes references once a request id: a second call answers the same. They are released when the request's last
-        choice ends, or by `drop_hit`. A request that is submitted without a hit runs cold.
+        Takes references once a request id: a second call answers the same. They go when every submitted choice of the
+        request has restored them (or was cancelled), or by `drop_hit`. A request without a hit runs cold.
         """
-        raise NotImplementedError
+        return self._cache.lookup(request_id, root, tokens, chain)
 
     def drop_hit(self, request_id: str) -> None:
         """Give the hit back (the lease was refused, or the request is not submitted). Harmless without one."""
-        raise NotImplementedError
+        self._cache.drop_hit(request_id)
+
+    def publish(self, capture_id: int) -> bool:
+        """The broker granted: the capture becomes an entry. False: it cannot any more (what it builds on is gone),
+        everything it held is released, and the caller takes the grant back. Answer captures in their order."""
+        return self._cache.publish(capture_id)
+
+    def discard(self, capture_id: int) -> None:
+        """The broker refused: release what the capture and later ones upon it hold. Unknown ids are ignored."""
+        self._cache.discard(capture_id)
+
+    def pressure(self) -> Pressure:
+        """What should be evicted so that waiting work and captures fit; falsy when nothing."""
+        need = self._cache.fresh_blocks(self._waiting[0].request) if self._waiting else 0
+        spare = min(SPARE_SNAPSHOTS, self._cache.snapshots.total)
+        return Pressure(
+            blocks=max(0, need - self._cache.blocks.free),
+            snapshots=max(0, spare - self._cache.snapshots.free),
+        )
+
+    def eviction_candidates(self, blocks_wanted: int, snapshots_wanted: int) -> list[bytes]:
+        """Keys to withdraw at the broker, worst first; takes nothing away. May free less than wanted."""
+        return self._cache.candidates(blocks_wanted, snapshots_wanted)
+
+    def evict(self, keys: Sequence[bytes]) -> Evicted:
+        """Free entries that the broker let go. One that is in use by now is left and not answered: name it again."""
+        return self._cache.evict(keys)
+
+    # -- requests -----------------------------------------------------------------------------------------------
+
+    @property
+    def window(self) -> int:
+        """Most tokens of one sequence, prompt and completion together."""
+        return min(self._config.max_context, self._config.num_blocks * self._config.block_rows)
 
     def submit(self, request: GenerateRequest) -> None:
         """Queue a request.
 
         Errors: ContextLengthExceeded names the largest servable length; InvalidRequest for ids out of the vocabulary,
-        a chain that does not fit the tokens or an id in use; Overloaded when the queue is full.
+        a chain that does not fit the tokens or a (request, choice) in use; Overloaded when the queue is full.
         """
-        raise NotImplementedError
+        check_request(request, vocab=self.dims.vocab, window=self.window)
+        taken = {waiting.request.key for waiting in self._waiting} | {s.request.key for s in self._active}
+        if request.key in taken:
+            raise InvalidRequest("this choice of this request runs already", param="request_id")
+        if len(self._waiting) >= self._limits.max_waiting:
+            raise Overloaded(f"{len(self._waiting)} requests wait already")
+        self._waiting.append(Waiting(request=request, since_ns=self._clock.monotonic_ns()))
+        self._cache.expect(request.request_id)
 
     def cancel(self, request_id: str, reason: str) -> None:
         """End every choice of a request at the next chunk or round. Thread-safe; unknown ids are ignored."""
-        raise NotImplementedError
+        self._cancelled[request_id] = reason
 
     def interrupt(self) -> None:
         """End the current burst at its next round boundary, because new work waits outside. Thread-safe."""
-        raise NotImplementedError
-
-    def publish(self, capture_id: int) -> bool:
-        """The broker granted: the capture becomes an entry. False: it cannot any more (another came first, or its
-        parent is gone), everything it held is released, and the caller takes the grant back."""
-        raise NotImplementedError
-
-    def discard(self, capture_id: int) -> None:
-        """The broker refused: release what the capture holds. Unknown ids are ignored."""
-        raise NotImplementedError
-
-    def pressure(self) -> Pressure:
-        """What should be evicted so that waiting work and captures fit; falsy when nothing."""
-        raise NotImplementedError
-
-    def eviction_candidates(self, blocks_wanted: int, snapshots_wanted: int) -> list[bytes]:
-        """Keys to withdraw at the broker, worst first; takes nothing away. May free less than wanted."""
-        raise NotImplementedError
-
-    def evict(self, keys: Sequence[bytes]) -> Evicted:
-        """Free entries that the broker let go. Entries in use by now are left and not answered."""
-        raise NotImplementedError
-
-    def step(self) -> list[Event]:
-        """Admit, prime at most one chunk budget, run one burst. Returns at once with [] when nothing can run."""
-        raise NotImplementedError
+        self._interrupted = True
 
     def has_work(self) -> bool:
         """Whether `step` could make progress or has something to end."""
-        raise NotImplementedError
+        return bool(self._waiting or self._active or self._events)
+
+    # -- step ---------------------------------------------------------------------------------------------------
+
+    def step(self) -> list[Event]:
+        """Admit, prime at most one chunk budget, run one burst. Returns at once with [] when nothing can run."""
+        self._interrupted = False
+        self._apply_cancels()
+        self._admit()
+        priming = [stream for stream in self._active if not stream.session.primed]
+        plan = plan_step(
+            [stream.session.prime_left for stream in priming],
+            len(self._active) - len(priming),
+            prefill_chunk=self._config.prefill_chunk,
+            limits=self._limits,
+        )
+        for stream, rows in zip(priming, plan.prefill, strict=True):
+            self._prime(stream, rows)
+        self._burst(plan.rounds)
+        self._retire()
+        events, self._events = self._events, []
+        return events
+
+    def _admit(self) -> None:
+        room = Room(
+            blocks=self._cache.blocks.free,
+            slots=self._cache.slots.free,
+            batch=self._config.max_batch - len(self._active),
+        )
+        count = admissions([self._cache.fresh_blocks(w.request) for w in self._waiting], room)
+        for _ in range(count):
+            self._start(self._waiting.popleft())
+        if self._waiting and not self._active:
+            self._free_holds()
+
+    def _start(self, waiting: Waiting) -> None:
+        request, sequence = waiting.request, SequenceState.host_only()
+        began = self._clock.monotonic_ns()
+        admission = self._cache.admit(request, sequence)
+        if admission is None:
+            raise EngineFault("a planned admission did not fit")
+        kind = SpecSession if request.speculation_k > 0 and self.dims.has_mtp else Session
+        session = kind(request, sequence, self._shape, last_hidden=admission.last_hidden)
+        now = self._clock.wall_ns()
+        self._active.append(
+            Stream(request=request, session=session, offset=len(request.emitted), prime_ns=now)
+        )
+        self._events.append(
+            Admitted(
+                request_id=request.request_id,
+                choice=request.choice,
+                cached_tokens=sequence.cached_prefix_tokens,
+                hit_key=admission.hit_key,
+                queue_ns=began - waiting.since_ns,
+                restore_ns=self._clock.monotonic_ns() - began,
+                end_ns=now,
+            )
+        )
+
+    def _free_holds(self) -> None:
+        """Nothing runs and the head of the queue does not fit: hits that wait must not keep entries from eviction.
+
+        The youngest give way first, the head last; they run cold.
+        """
+        for waiting in reversed(self._waiting):
+            want = self.pressure().blocks
+            able = self._cache.reclaimable()
+            if want <= able:
+                return
+            key = self._cache.drop_hit(waiting.request.request_id)
+            if key is not None:
+                self._events.append(HitDropped(request_id=waiting.request.request_id, key=key))
+
+    def _prime(self, stream: Stream, rows: int) -> None:
+        session = stream.session
+        while rows > 0 and session.ending is None:
+            chunk = session.next_chunk(rows, self._cache)
+            try:
+                (hidden,) = self.runner.prefill([chunk])
+                session.prefilled(chunk, hidden, self._cache)
+                if session.primed:
+                    session.end_prime(self.runner.logits(hidden[-1:]).numpy()[0])
+            except EngineFault as fault:
+                session.fail(fault.code, fault.message)
+            rows -= len(chunk.tokens)
+            self._counters.prefill_tokens += len(chunk.tokens)
+            self._announce(session.drain_captures())
+            self._apply_cancels()
+        if session.primed:
+            now = self._clock.wall_ns()
+            self._events.append(
+                Primed(
+                    request_id=stream.request.request_id,
+                    choice=stream.request.choice,
+                    tokens=len(stream.request.tokens) - session.sequence.cached_prefix_tokens,
+                    chunks=session.chunks,
+                    start_ns=stream.prime_ns,
+                    end_ns=now,
+                )
+            )
+
+    def _burst(self, rounds: int) -> None:
+        streams = [stream for stream in self._active if stream.session.primed]
+        start = self._clock.wall_ns()
+        for _ in range(rounds):
+            live = [stream.session for stream in streams if stream.session.ending is None]
+            if not self._round(live) or self._interrupted:
+                break
+            self._apply_cancels()
+        end = self._clock.wall_ns()
+        for stream in streams:
+            burst = stream.burst(start, end)
+            if burst is not None:
+                self._counters.decode_tokens += len(burst.tokens)
+                self._events.append(burst)
+
+    def _round(self, live: list[Session]) -> bool:
+        """One verify over all; a fault of the launch ends every stream in it, since none can be trusted after it."""
+        try:
+            return run_round(live, self.runner)
+        except EngineFault as fault:
+            for session in live:
+                session.fail(fault.code, fault.message)
+            return False
+
+    def _announce(self, captures: Iterable[Capture]) -> None:
+        for capture in captures:
+            entry = capture.entry
+            self._events.append(
+                Captured(
+                    capture_id=capture.capture_id,
+                    request_id=capture.request_id,
+                    key=entry.key,
+                    parent_key=entry.parent.key if entry.parent else None,
+                    splits_key=capture.splits.key if capture.splits else None,
+                    position=entry.position,
+                    state_bytes=self.state_bytes,
+                    kv_bytes=capture.kv_blocks * self.kv.block_bytes,
+                    end_ns=self._clock.wall_ns(),
+                )
+            )
+
+    def _apply_cancels(self) -> None:
+        """End streams that were cancelled; queued ones leave the queue."""
+        while self._cancelled:
+            request_id, reason = self._cancelled.popitem()
+            ending = Ending(reason=FinishReason.CANCELLED, detail=reason)
+            for stream in self._active:
+                if stream.request.request_id == request_id:
+                    stream.session.end(ending)
+            for waiting in [w for w in self._waiting if w.request.request_id == request_id]:
+                self._waiting.remove(waiting)
+                self._cache.abandon(request_id)
+                self._events.append(waiting.refused(ending, self._clock.wall_ns()))
+
+    def _retire(self) -> None:
+        """Give back what ended streams hold, then say that they ended."""
+        ended = [stream for stream in self._active if stream.session.ending is not None]
+        self._active = [stream for stream in self._active if stream.session.ending is None]
+        for stream in ended:
+            stream.session.sequence.guard.release()
+            finished = stream.finished(self._clock.wall_ns())
+            self._counters.add(finished.telemetry)
+            self._events.append(finished)
+
+    # -- accounts -----------------------------------------------------------------------------------------------
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of an entry's state: the snapshot and the hidden of the row before it."""
+        return self.states.snapshot_bytes + self.dims.hidden * 4
 
     def stats(self) -> EngineStats:
         """Pools, queues and counters."""
-        raise NotImplementedError
+        blocks, slots, snapshots = self._cache.counts()
+        priming = sum(1 for stream in self._active if not stream.session.primed)
+        total = self._counters.with_live(stream.session.telemetry() for stream in self._active)
+        return EngineStats(
+            blocks=blocks,
+            slots=slots,
+            snapshots=snapshots,
+            waiting=len(self._waiting),
+            priming=priming,
+            decoding=len(self._active) - priming,
+            pending_captures=self._cache.pending,
+            entries=sum(1 for entry in self._cache.tree.entries() if entry.published),
+            rounds=total.rounds,
+            drafted=total.drafted,
+            accepted=total.accepted,
+            capture_failures=self._cache.capture_failures,
+            prefill_tokens=self._counters.prefill_tokens,
+            decode_tokens=self._counters.decode_tokens,
+        )
+
+    def check(self) -> None:
+        """Recount every block, slot and snapshot from its holders. Raises EngineFault on a difference (C6)."""
+        self._cache.check(stream.session.sequence for stream in self._active)

@@ -58,6 +58,11 @@ class GenerateRequest:
     top_logprobs: int | None = None  #: null = no logprobs; 0 = the chosen token's alone
     emitted: tuple[int, ...] = ()  #: tokens that an earlier attempt journalled: verified, never emitted again
 
+    @property
+    def key(self) -> tuple[str, int]:
+        """What names one stream."""
+        return self.request_id, self.choice
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hit:

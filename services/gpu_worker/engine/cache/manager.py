@@ -301,9 +301,21 @@ class CacheManager:
                 cursor = cursor.parent
         return Evicted(gone=tuple(gone), stateless=tuple(stateless), blocks=blocks, snapshots=snapshots)
 
-    def _evictable(self, entry: Entry) -> bool:
-        """Granted, not about to be restored, no fork, and no pending capture builds on it."""
-        if not entry.published or entry.pins or entry.children > 1:
+    def reclaimable(self) -> int:
+        """Blocks that eviction could free now, one entry after another from the leaves down."""
+        freed = 0
+        busy: set[Entry] = set()
+        for entry in sorted(self.tree.entries(), key=lambda e: -e.position):
+            if entry in busy or not self._evictable(entry, children=None):
+                if entry.parent is not None:
+                    busy.add(entry.parent)
+                continue
+            freed += sum(1 for block in self.tree.span(entry) if self.blocks.refs(block) == 1)
+        return freed
+
+    def _evictable(self, entry: Entry, children: int | None = 1) -> bool:
+        """Granted, not about to be restored, at most so many children, and no pending capture builds on it."""
+        if not entry.published or entry.pins or (children is not None and entry.children > children):
             return False
         return not any(
             entry in (capture.entry, capture.splits, capture.entry.parent)

@@ -15,7 +15,6 @@ Knows tokens, rows and the rules of one request. Does not know the queue, other 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -28,28 +27,9 @@ from services.gpu_worker.engine.drafters.replay import ReplayDrafter
 from services.gpu_worker.engine.requests import FinishReason, GenerateRequest, SpecTelemetry, TokenLogprob
 from services.gpu_worker.engine.sampling import Row, TokenPicker, token_logprob
 from services.gpu_worker.engine.sequence import SequenceState
+from services.gpu_worker.engine.sessions.outcome import REPLAY_DIVERGED, Emission, Ending, SessionShape
 from services.gpu_worker.engine.sessions.telemetry import SessionCounters
 from shared.errors import EngineFault
-
-REPLAY_DIVERGED = "replay_diverged"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Ending:
-    """How a stream ended."""
-
-    reason: FinishReason
-    stop_id: int | None = None
-    error_code: str | None = None
-    detail: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Emission:
-    """A token for the client."""
-
-    token: int
-    logprob: TokenLogprob | None
 
 
 class Session:
@@ -59,32 +39,32 @@ class Session:
         self,
         request: GenerateRequest,
         sequence: SequenceState,
+        shape: SessionShape,
         *,
-        vocab: int,
-        hidden: int,
-        max_verify: int,
-        cache_max_ctx: int,
         last_hidden: Tensor | None = None,
+        capture_disabled: bool = False,
     ) -> None:
-        """`last_hidden` [H] belongs to the row before a restored prefix; null = cold."""
+        """`last_hidden` [H] belongs to the row before a restored prefix; null = cold. `capture_disabled` = prime
+        without captures (R-S8)."""
         self.request = request
         self.sequence = sequence
-        self.cache_max_ctx = cache_max_ctx
+        self.cache_max_ctx = shape.cache_max_ctx
+        self.capture_disabled = capture_disabled
         self.picker = TokenPicker(
             request.sampling,
-            vocab=vocab,
+            vocab=shape.vocab,
             prompt=request.tokens,
             stop_ids=request.stop_ids,
             choice=request.choice,
         )
         self.next_pred: int | None = None
         self.pending_tok: int | None = None
-        self.last_hidden = last_hidden if last_hidden is not None else torch.zeros(hidden)
+        self.last_hidden = last_hidden if last_hidden is not None else torch.zeros(shape.hidden)
         self.completion_tokens = 0
         self.ending: Ending | None = None
         self.chunks = 0
         self.boundary_captures: list[Capture] = []
-        self._max_verify = max_verify
+        self._max_verify = shape.max_verify
         self._capture_at = _to_grid(request.capture_at)
         self._ckpt_at = _to_grid(request.ckpt_at)
         self._cuts: list[int] | None = None
@@ -201,7 +181,7 @@ class Session:
         self._next_logprob = self._logprob(logits, token)
 
     def _plan_cuts(self, cache: CacheManager) -> list[int]:
-        if not self.request.use_cache:
+        if not self.request.use_cache or self.capture_disabled:
             return []
         prompt_end = len(self.request.tokens) // BLOCK_ROWS * BLOCK_ROWS
         ckpt = min(self.ckpt_at, prompt_end) if self.ckpt_at is not None else prompt_end
@@ -284,12 +264,6 @@ class Session:
         """Tokens to deliver since the last call."""
         emissions, self._outbox = self._outbox, []
         return emissions
-
-    @property
-    def delivered(self) -> int:
-        """Completion tokens that clients have or will get from what was drained or waits."""
-        stopped = self.ending is not None and self.ending.reason is FinishReason.STOP
-        return self.completion_tokens - stopped
 
     def _take(self, token: int, logprob: TokenLogprob | None) -> bool:
         """Count a decided token and emit it. The earliest event in token order ends the stream: a stop id before

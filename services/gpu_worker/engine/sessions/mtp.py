@@ -3,26 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from torch import Tensor
 
 from services.gpu_worker.engine.cache.kv_pool import KVPool
 from services.gpu_worker.engine.drafters.base import DraftJob
 from services.gpu_worker.engine.drafters.mtp import MtpDrafter
+from services.gpu_worker.engine.requests import GenerateRequest
 from services.gpu_worker.engine.sequence import SequenceState
 from services.gpu_worker.engine.sessions.base import Session
+from services.gpu_worker.engine.sessions.outcome import SessionShape
 
-CONTEXT_GUARD: int = 3
+CONTEXT_GUARD: Final = 3
 """Rows kept clear of the context's end beyond the committed rows and K drafts (R-S9)."""
 
 
 class SpecSession(Session):
-    """Names and invariants are R-S1 to R-S12. `capture_disabled` marks a session that replays after a step ran out of
-    memory (R-S8): it primes without captures."""
+    """Names and invariants are R-S1 to R-S12 (most stand in the base, which plain decode shares)."""
 
-    capture_disabled: bool = False
-
-    drafter: MtpDrafter | None = None
+    def __init__(
+        self,
+        request: GenerateRequest,
+        sequence: SequenceState,
+        shape: SessionShape,
+        *,
+        last_hidden: Tensor | None = None,
+        capture_disabled: bool = False,
+    ) -> None:
+        super().__init__(request, sequence, shape, last_hidden=last_hidden, capture_disabled=capture_disabled)
+        self.drafter: MtpDrafter | None = MtpDrafter()
 
     @property
     def cache_ref(self) -> SequenceState:

@@ -39,7 +39,7 @@ def run_round(sessions: Sequence[Session], runner: Forward) -> bool:
         try:
             runner.accept(
                 session.sequence.ssm_slot_idx(),
-                session.settle(tokens, logits[first : first + columns], hidden),
+                session.settle(tokens, list(logits[first : first + columns]), hidden),
             )
         except EngineFault as fault:
             session.fail(fault.code, fault.message)

@@ -1,0 +1,37 @@
+"""What a session hands to the engine: tokens, an ending, and the shape it was built for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from services.gpu_worker.engine.requests import FinishReason, TokenLogprob
+
+REPLAY_DIVERGED = "replay_diverged"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ending:
+    """How a stream ended."""
+
+    reason: FinishReason
+    stop_id: int | None = None
+    error_code: str | None = None
+    detail: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Emission:
+    """A token for the client."""
+
+    token: int
+    logprob: TokenLogprob | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SessionShape:
+    """Sizes that every session of an engine shares."""
+
+    vocab: int
+    hidden: int
+    max_verify: int  #: most columns of one verify
+    cache_max_ctx: int  #: most rows of one sequence
