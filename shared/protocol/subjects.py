@@ -179,6 +179,7 @@ class ConsumerSpec:
     filter_subject: str
     ack_wait_s: float
     max_ack_pending: int
+    idle_limit_s: float | None = None  # unused for so long, it is deleted; its messages stay in the stream
 
 
 def worker_consumers(fingerprint: str, worker: str, *, ack_wait_s: float) -> tuple[ConsumerSpec, ...]:
@@ -192,6 +193,9 @@ def worker_consumers(fingerprint: str, worker: str, *, ack_wait_s: float) -> tup
         filter_subject=request_to(fingerprint, worker),
         ack_wait_s=ack_wait_s,
         max_ack_pending=256,
+        idle_limit_s=float(
+            REQUESTS.max_age_s
+        ),  # then no message of it is left: a worker's id does not come again
     )
     shared = tuple(
         ConsumerSpec(

@@ -1,4 +1,8 @@
 """The seam to the queue: one Protocol (`base`), NATS (`nats`, the only importer of nats-py) and memory (`memory`).
 
 Both implementations pass the same suite, tests/contract/test_transport.py.
+
+    base     the contract            client    the transport over a wire     memory         the twin
+    buffer   bounded subscriptions   jetstream streams, appends, reads       memory_stream  its streams
+    service  the answering side      pull      durable pull consumers        wire, nats     the connection
 """

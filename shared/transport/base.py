@@ -63,7 +63,7 @@ class Subscription(Protocol):
     def __aiter__(self) -> AsyncIterator[Received]: ...
 
     async def next(self, timeout: float) -> Received | None:
-        """The next message, or None after `timeout` seconds."""
+        """The next message, or None after `timeout` seconds. Raises Unavailable once closed."""
 
     @property
     def dropped(self) -> int:
@@ -117,7 +117,8 @@ class Transport(Protocol):
 
     # streams
     async def ensure_stream(self, spec: StreamSpec) -> None:
-        """Create it, or make it as the spec says. Idempotent, safe from several processes at once."""
+        """Create it, or make it as the spec says. Idempotent, safe from several processes at once. Raises Conflict
+        naming the field when the one that is cannot be changed so."""
 
     async def ensure_consumer(self, spec: ConsumerSpec) -> PullConsumer:
         """Create or attach to a durable pull consumer. Idempotent."""
@@ -135,7 +136,9 @@ class Transport(Protocol):
         """Publish into the stream that holds `subject`, and wait until it is stored.
 
         With `expected_last_subject_sequence` the server refuses unless the subject's last message has that sequence
-        (0 = none yet): FencedOut.
+        (0 = none yet): FencedOut. A lost answer is never guessed: the same bytes with the same expectation, appended
+        again, are found in the stream and answered as a duplicate. Unavailable = the outcome is unknown; append again.
+        Overloaded, PayloadTooLarge, FencedOut = nothing was stored (plain subscribers may still have seen it).
         """
 
     async def last(self, stream: str, subject: str) -> Received | None:

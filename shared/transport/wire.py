@@ -40,22 +40,47 @@ class Raw:
 
 
 class Wire(Protocol):
-    """A connection, as JetStream code sees it."""
+    """A connection that keeps itself up."""
 
-    async def send(self, subject: str, data: bytes, *, reply: str = "") -> None:
-        """Publish without waiting. Raises Unavailable when even the reconnect buffer is full."""
-
-    async def ask(self, subject: str, data: bytes, *, timeout: float, headers: Headers | None = None) -> Raw:
-        """One question, one answer. Raises Unanswered or NobodyListens."""
-
-    async def listen(self, subject: str, receive: Callable[[Raw], None]) -> Closer:
-        """Hand every message on `subject` to `receive`, in order."""
+    async def close(self) -> None:
+        """End it for good. Idempotent."""
 
     async def connected(self, timeout: float) -> bool:
         """Wait until there is a connection. False after `timeout` seconds."""
 
+    async def barrier(self, timeout: float) -> None:
+        """Until the server has everything that was sent. Raises Unanswered or NobodyListens."""
+
+    @property
+    def max_payload_bytes(self) -> int:
+        """The server's limit for one message, headers included."""
+
     def inbox(self) -> str:
         """A new subject of our own."""
+
+    async def send(
+        self, subject: str, data: bytes, *, reply: str = "", headers: Headers | None = None
+    ) -> None:
+        """Publish without waiting. Raises NobodyListens when even the reconnect buffer is full."""
+
+    async def ask(self, subject: str, data: bytes, *, timeout: float, headers: Headers | None = None) -> Raw:
+        """One question, one answer. Raises Unanswered or NobodyListens."""
+
+    async def listen(
+        self,
+        subject: str,
+        receive: Callable[[Raw], None],
+        *,
+        queue: str = "",
+        lost: Callable[[int], None] | None = None,
+    ) -> Closer:
+        """Hand every message on `subject` to `receive`, in order; tell `lost` how many never came so far."""
+
+    def on_reconnect(self, callback: Callable[[], None]) -> None:
+        """Call it after every reconnect."""
+
+    def on_lost(self, callback: Callable[[], None]) -> None:
+        """Call it when the connection has ended for good without our `close`."""
 
 
 class Closer(Protocol):

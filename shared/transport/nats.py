@@ -1,0 +1,259 @@
+"""The wire of NATS: the only importer of nats-py.
+
+Designed round faults of nats-py 2.16: its flush is no barrier (PING overtakes what waits in the flusher, so ours
+flushes twice), its pull subscriptions hang on orphaned requests (`pull.py` has its own), its first connect retries for
+ever (ours has a limit). Once up, the connection is kept up for ever, with backoff and jitter and a bounded buffer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+from nats import errors as nats_errors
+from nats.aio.client import Client, Server
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription as NatsSubscription
+
+from shared.errors import PayloadTooLarge, ProtocolError, Unavailable
+from shared.logs import redact
+from shared.transport.access import Access
+from shared.transport.base import Headers
+from shared.transport.buffer import MAX_MESSAGES
+from shared.transport.client import WireTransport
+from shared.transport.wire import NobodyListens, Raw, Unanswered
+
+_log = logging.getLogger(__name__)
+
+CONNECT_S: Final = 10.0
+_PENDING_BYTES: Final = 2 << 20  # of publishes that wait for a reconnect
+_PING_S: Final = 20
+_FIRST_BACKOFF_S: Final = 0.05
+_LONGEST_BACKOFF_S: Final = 5.0
+_TOLD_ERRORS: Final = 64
+
+NatsTransport = WireTransport
+
+
+async def connect(
+    url: str, *, name: str, access: Access | None = None, timeout: float = CONNECT_S
+) -> NatsTransport:
+    """Connect to one of the servers in `url` (comma-separated). Raises Unavailable after `timeout` seconds."""
+    wire = NatsWire(name)
+    await wire.open(url, access or Access(), timeout)
+    return NatsTransport(wire)
+
+
+class NatsWire:
+    """A `Wire` on one nats-py client."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._client = Client()
+        self._up = asyncio.Event()
+        self._closing = False
+        self._last_error = ""
+        self._told: set[str] = set()
+        self._lost_counters: dict[int, Callable[[int], None]] = {}
+        self._reconnect_callbacks: list[Callable[[], None]] = []
+        self._lost_callbacks: list[Callable[[], None]] = []
+
+    async def open(self, url: str, access: Access, timeout: float) -> None:
+        """Connect for the first time. Raises Unavailable."""
+        try:
+            async with asyncio.timeout(timeout):
+                await self._client.connect(
+                    [server.strip() for server in url.split(",")],
+                    name=self._name,
+                    error_cb=self._on_error,
+                    disconnected_cb=self._on_disconnect,
+                    reconnected_cb=self._on_reconnect,
+                    closed_cb=self._on_closed,
+                    reconnect_to_server_handler=_next_server,
+                    reconnect_time_wait=1,
+                    max_reconnect_attempts=-1,
+                    connect_timeout=5,
+                    ping_interval=_PING_S,
+                    pending_size=_PENDING_BYTES,
+                    user=access.user,
+                    password=access.password,
+                    token=access.token,
+                    tls=access.tls,
+                    user_credentials=str(access.credentials_file) if access.credentials_file else None,
+                )
+        except (TimeoutError, nats_errors.Error, OSError, ImportError) as error:
+            self._closing = True
+            await self._client.close()
+            reason = redact(self._last_error or str(error) or "no answer")
+            raise Unavailable(
+                f"no connection to NATS at {redact(url)} within {timeout:g} s: {reason}"
+            ) from error
+        self._up.set()
+
+    async def close(self) -> None:
+        """End for good. Idempotent."""
+        self._closing = True
+        self._up.clear()
+        await self._client.close()
+
+    @property
+    def max_payload_bytes(self) -> int:
+        return int(self._client.max_payload)
+
+    def inbox(self) -> str:
+        return str(self._client.new_inbox())
+
+    async def connected(self, timeout: float) -> bool:
+        if self._up.is_set():
+            return True
+        try:
+            async with asyncio.timeout(timeout):
+                await self._up.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def barrier(self, timeout: float) -> None:
+        """Until the server has everything that was sent. Raises Unanswered after about `timeout` seconds."""
+        if not await self.connected(timeout):
+            raise NobodyListens("there is no connection to NATS")
+        async with _translated("flush"):
+            await self._client.flush(max(1, round(timeout)))
+            await self._client.flush(max(1, round(timeout)))
+
+    async def send(
+        self, subject: str, data: bytes, *, reply: str = "", headers: Headers | None = None
+    ) -> None:
+        async with _translated(subject):
+            await self._client.publish(subject, data, reply=reply, headers=dict(headers) if headers else None)
+
+    async def ask(self, subject: str, data: bytes, *, timeout: float, headers: Headers | None = None) -> Raw:
+        async with _translated(subject):
+            answer = await self._client.request(
+                subject, data, timeout=timeout, headers=dict(headers) if headers else None
+            )
+        return _raw(answer)
+
+    async def listen(
+        self,
+        subject: str,
+        receive: Callable[[Raw], None],
+        *,
+        queue: str = "",
+        lost: Callable[[int], None] | None = None,
+    ) -> _Listening:
+        async def deliver(message: Msg) -> None:
+            receive(_raw(message))
+
+        async with _translated(subject):
+            subscription = await self._client.subscribe(
+                subject, queue, cb=deliver, pending_msgs_limit=MAX_MESSAGES
+            )
+        if lost is not None:
+            self._lost_counters[subscription._id] = lost
+        return _Listening(self, subscription)
+
+    def on_reconnect(self, callback: Callable[[], None]) -> None:
+        self._reconnect_callbacks.append(callback)
+
+    def on_lost(self, callback: Callable[[], None]) -> None:
+        self._lost_callbacks.append(callback)
+
+    async def unlisten(self, subscription: NatsSubscription) -> None:
+        """End a subscription; what the server no longer knows is no error."""
+        self._lost_counters.pop(subscription._id, None)
+        try:
+            await subscription.unsubscribe()
+        except (nats_errors.Error, OSError) as error:
+            _log.debug("unsubscribe: %s", error)
+
+    # nats-py calls these
+
+    async def _on_error(self, error: Exception) -> None:
+        """Count slow readers; tell every other fault once, and those of a lost connection not at all."""
+        if isinstance(error, nats_errors.SlowConsumerError):
+            if error.sid in self._lost_counters:
+                self._lost_counters[error.sid](1)
+            text = f"slow reader on {error.subject.partition('.')[0]}"
+        else:
+            text = redact(str(error) or type(error).__name__)
+            self._last_error = text
+            if not self._up.is_set():
+                _log.debug("NATS: %s", text)
+                return
+        if text not in self._told and len(self._told) < _TOLD_ERRORS:
+            self._told.add(text)
+            _log.warning("NATS: %s (told once)", text)
+
+    async def _on_disconnect(self) -> None:
+        was_up = self._up.is_set()
+        self._up.clear()
+        if was_up and not self._closing:
+            _log.warning("the connection to NATS is lost; reconnecting")
+
+    async def _on_reconnect(self) -> None:
+        self._up.set()
+        _log.info("the connection to NATS is up again")
+        for callback in self._reconnect_callbacks:
+            callback()
+
+    async def _on_closed(self) -> None:
+        self._up.clear()
+        if not self._closing:
+            _log.error("the connection to NATS has ended: %s", self._last_error or "no reason given")
+            for callback in self._lost_callbacks:
+                callback()
+
+
+class _Listening:
+    """A `Closer`."""
+
+    def __init__(self, wire: NatsWire, subscription: NatsSubscription) -> None:
+        self._wire = wire
+        self._subscription = subscription
+
+    async def close(self) -> None:
+        await self._wire.unlisten(self._subscription)
+
+
+def _raw(message: Msg) -> Raw:
+    return Raw(
+        subject=message.subject,
+        data=message.data or b"",
+        headers=message.headers or {},
+        reply=message.reply or "",
+    )
+
+
+def _next_server(servers: list[Server], info: dict[str, Any]) -> tuple[Server, float]:
+    """The server that failed least, and how long to wait: doubling, bounded, with jitter against stampedes."""
+    chosen = min(servers, key=lambda server: server.reconnects)
+    wait = min(_FIRST_BACKOFF_S * 2 ** min(chosen.reconnects, 10), _LONGEST_BACKOFF_S)
+    return chosen, wait * random.uniform(0.5, 1.5)
+
+
+@asynccontextmanager
+async def _translated(what: str) -> AsyncIterator[None]:
+    """Foreign errors in our words."""
+    try:
+        yield
+    except nats_errors.NoRespondersError as error:
+        raise NobodyListens(f"{what}: nobody listens") from error
+    except nats_errors.MaxPayloadError as error:
+        raise PayloadTooLarge(f"{what}: over the server's payload limit") from error
+    except (nats_errors.BadSubjectError, nats_errors.BadHeaderError) as error:
+        raise ProtocolError(f"{what}: not a subject or header that NATS takes") from error
+    except (
+        nats_errors.OutboundBufferLimitError,
+        nats_errors.ConnectionClosedError,
+        nats_errors.ConnectionDrainingError,
+    ) as error:
+        raise NobodyListens(f"{what}: there is no connection to NATS") from error
+    except TimeoutError as error:
+        raise Unanswered(f"{what}: no answer in time") from error
+    except (nats_errors.Error, OSError) as error:
+        raise Unavailable(f"{what}: {redact(str(error))}") from error
