@@ -1,0 +1,85 @@
+"""What to do with a delivered request, given its journal and its cancellation. Decides, and does nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from services.gpu_worker.journal import JournalState
+from shared.errors import BurstlineError, DeadlineExceeded, Unavailable
+from shared.protocol.messages import CancelRequest, Failure, GenerateRequest
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlreadyDone:
+    """The journal holds a terminal: acknowledge."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refuse:
+    """End it with a typed failure; `dead_letter` keeps the request for a person to look at."""
+
+    failure: Failure
+    dead_letter: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cancelled:
+    """It was cancelled before this attempt began: end it without the engine."""
+
+    cancel: CancelRequest
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """Claim it as `attempt`, going on after the tokens of the journal."""
+
+    attempt: int
+
+
+Verdict: TypeAlias = AlreadyDone | Refuse | Cancelled | Run
+
+
+def decide(
+    request: GenerateRequest,
+    state: JournalState,
+    cancel: CancelRequest | None,
+    *,
+    fingerprint: str,
+    now_ns: int,
+    max_attempts: int,
+) -> Verdict:
+    """The verdict, in the order of what binds most: done, cancelled, foreign numerics, poison, too late."""
+    if state.terminal is not None:
+        return AlreadyDone()
+    if cancel is not None and covers_all(cancel, request.choices):
+        return Cancelled(cancel=cancel)
+    if request.namespace.fingerprint != fingerprint or state.fingerprint not in (None, fingerprint):
+        return Refuse(failure=failure_of(_foreign()), dead_letter=False)
+    if state.starts >= max_attempts:
+        return Refuse(failure=failure_of(_poison(state.starts)), dead_letter=True)
+    if request.deadline_ns <= now_ns:
+        late = DeadlineExceeded("the request's deadline passed before a worker was free")
+        return Refuse(failure=failure_of(late), dead_letter=False)
+    return Run(attempt=state.attempt + 1)
+
+
+def covers_all(cancel: CancelRequest, choices: int) -> bool:
+    """Whether nothing of the request is left to do."""
+    return cancel.choice is None or choices == 1
+
+
+def failure_of(error: BurstlineError) -> Failure:
+    """An error as it travels to the caller."""
+    retry = getattr(error, "retry_after_s", None)
+    return Failure(code=error.code, message=error.message, status=error.status, retry_after_s=retry)
+
+
+def _foreign() -> BurstlineError:
+    return Unavailable(
+        "the request is bound to another model fingerprint than this worker's", code="fingerprint_mismatch"
+    )
+
+
+def _poison(starts: int) -> BurstlineError:
+    return BurstlineError(f"{starts} attempts began and none ended", code="poison")

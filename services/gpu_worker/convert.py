@@ -1,0 +1,88 @@
+"""Wire values into the engine's, and back. Decides nothing: every parameter was resolved by the gateway (C1.7)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from services.gpu_worker.engine import requests as engine
+from shared.errors import InvalidRequest
+from shared.protocol import messages as wire
+from shared.protocol.seeds import choice_seed
+
+Tokens: TypeAlias = tuple[int, ...]
+
+
+def prompt_tokens(request: wire.GenerateRequest) -> Tokens:
+    """The prompt's ids. Raises InvalidRequest when there is none, or when the packed bytes are cut."""
+    try:
+        tokens = wire.unpack_tokens(request.prompt)
+    except ValueError as error:
+        raise InvalidRequest("the packed prompt is cut", param="prompt") from error
+    if not tokens:
+        raise InvalidRequest("the prompt is empty", param="prompt")
+    if request.choices < 1:
+        raise InvalidRequest("choices must be at least 1", param="n")
+    return tokens
+
+
+def sampling_of(sampling: wire.Sampling, choice: int) -> engine.SamplingParams:
+    """The parameters of one choice: its own seed, and all else as it came."""
+    return engine.SamplingParams(
+        seed=choice_seed(sampling.seed, choice),
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        min_p=sampling.min_p,
+        repetition_penalty=sampling.repetition_penalty,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        logit_bias=sampling.logit_bias,
+        min_tokens=sampling.min_tokens,
+        allowed_ids=None if sampling.allowed_ids is None else frozenset(sampling.allowed_ids),
+        banned_ids=frozenset(sampling.banned_ids),
+    )
+
+
+def engine_requests(
+    request: wire.GenerateRequest,
+    *,
+    engine_id: str,
+    root: bytes,
+    tokens: Tokens,
+    chain: Sequence[bytes],
+    emitted: Sequence[Tokens],
+    max_drafts: int,
+) -> list[engine.GenerateRequest]:
+    """One engine request a choice.
+
+    `emitted` are the completion tokens that the journal holds of each choice. `max_drafts` is what this worker can
+    draft in a round; fewer drafts change the speed and never the tokens (C1).
+    """
+    drafts = min(request.speculation.k, max_drafts) if request.speculation.drafter != "none" else 0
+    return [
+        engine.GenerateRequest(
+            request_id=engine_id,
+            choice=choice,
+            root=root,
+            tokens=tokens,
+            chain=tuple(chain),
+            sampling=sampling_of(request.sampling, choice),
+            max_tokens=request.max_tokens,
+            stop_ids=frozenset(request.stop_ids),
+            capture_at=request.cache.capture_at,
+            ckpt_at=request.cache.checkpoint_at,
+            use_cache=request.cache.enabled,
+            speculation_k=drafts,
+            top_logprobs=request.top_logprobs,
+            emitted=tuple(emitted[choice]),
+        )
+        for choice in range(request.choices)
+    ]
+
+
+def logprobs_of(values: Sequence[engine.TokenLogprob]) -> tuple[wire.TokenLogprobs, ...]:
+    """Log probabilities as frames carry them."""
+    return tuple(
+        wire.TokenLogprobs(token=value.token, logprob=value.logprob, top=value.top) for value in values
+    )

@@ -1,0 +1,118 @@
+"""What the engine and the callers tell of one attempt: tokens, ends, cancellations. No awaits, no messages.
+
+The attempt's task reads it: `buffer` holds tokens that no frame carries yet, `outcome` what the terminal will say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from opentelemetry.trace import Span
+
+from services.gpu_worker import spans
+from services.gpu_worker.convert import logprobs_of
+from services.gpu_worker.core import Core
+from services.gpu_worker.engine.requests import Admitted, Burst, Captured, Event, Finished, HitDropped, Primed
+from services.gpu_worker.frames import FrameBuffer
+from services.gpu_worker.outcome import Outcome, Timeline
+from shared.errors import EngineFault
+from shared.protocol.messages import CancelRequest, GenerateRequest
+
+
+class Intake:
+    """Belongs to the event loop; its methods are called between the awaits of the attempt's task."""
+
+    def __init__(
+        self,
+        core: Core,
+        request: GenerateRequest,
+        engine_id: str,
+        *,
+        span: Span,
+        on_capture: Callable[[Captured], None],
+        on_restored: Callable[[], None],
+    ) -> None:
+        """`on_restored` is called when the hit is restored or given up: its lease may go."""
+        self._core = core
+        self._engine_id = engine_id
+        self._span = span
+        self._on_capture = on_capture
+        self._on_restored = on_restored
+        self._wake = asyncio.Event()
+        self._progress_ns = core.clock.monotonic_ns()
+        self._decoding = False
+        self.submitted = False
+        self.over = asyncio.Event()
+        """Set when the engine told the end of every choice."""
+        self.fault: EngineFault | None = None
+        self.buffer = FrameBuffer((0,) * request.choices)
+        self.outcome = Outcome(
+            request=request,
+            prompt_tokens=len(request.prompt) // 4,
+            timeline=Timeline(created_ns=request.created_ns),
+            cache_decision="bypass",
+        )
+
+    async def wait(self) -> None:
+        """Until something was told since the last look."""
+        self._wake.clear()
+        await self._wake.wait()
+
+    def cancel(self, message: CancelRequest) -> None:
+        """Note a cancellation; when nothing is left to do, the engine ends within one chunk or one round."""
+        if self.outcome.cancel(message) and self.submitted:
+            self._core.host.cancel(self._engine_id, message.reason)
+
+    def on_event(self, event: Event) -> None:
+        """One event of the engine for this attempt."""
+        self._progress_ns = self._core.clock.monotonic_ns()
+        spans.record(self._core.telemetry, self._span, event)
+        match event:
+            case Admitted():
+                self.outcome.timeline.admitted(event)
+                self._on_restored()
+            case HitDropped():
+                self.outcome.cache_decision = "hit_dropped"
+                self._on_restored()
+            case Primed():
+                self.outcome.timeline.primed(event)
+                self._decoding = True
+            case Burst():
+                self._burst(event)
+            case Captured():
+                self._on_capture(event)
+            case Finished():
+                self._finished(event)
+        self._wake.set()
+
+    def alive(self, limit_s: float) -> bool:
+        """Whether it made progress within the limit. Before its first token and after its last the engine's own
+        progress counts: it may wait for others, be in a long prime, or be over but for its last messages."""
+        if not self._decoding or self.over.is_set():
+            return self._core.host.quiet_s() < limit_s
+        return (self._core.clock.monotonic_ns() - self._progress_ns) / 1e9 < limit_s
+
+    def _burst(self, event: Burst) -> None:
+        metrics = self._core.metrics
+        metrics.tokens.inc(len(event.tokens))
+        metrics.rounds.inc(event.rounds)
+        metrics.drafted.inc(event.drafted)
+        metrics.accepted.inc(event.accepted)
+        if self.fault is not None or event.choice in self.outcome.cuts:
+            return  # nobody reads a cancelled choice; its usage is told by the engine's end
+        logprobs = None if event.logprobs is None else logprobs_of(event.logprobs)
+        try:
+            self.buffer.add(event.choice, event.offset, event.tokens, logprobs)
+        except EngineFault as fault:
+            self.fault = fault
+            self._core.host.cancel(self._engine_id, "fault")
+
+    def _finished(self, event: Finished) -> None:
+        self.outcome.finished[event.choice] = event
+        self.outcome.timeline.finished(event)
+        if self.outcome.complete:
+            self.over.set()
+        elif not self.outcome.open:
+            # The choices that are left were cancelled one by one.
+            self._core.host.cancel(self._engine_id, "cancelled")

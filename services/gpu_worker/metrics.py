@@ -1,0 +1,86 @@
+"""The worker's Prometheus metrics. Counters are fed by events, gauges read the engine's newest picture at a scrape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from services.gpu_worker.engine.requests import EngineStats, PoolCounts
+
+
+class WorkerMetrics:
+    """What a worker counts. One instance a process and registry."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.requests = Counter(
+            "burstline_worker_requests",
+            "Attempts by how they ended (done, failed, cancelled, fenced, abandoned, refused, handed_back)",
+            ["end"],
+            registry=registry,
+        )
+        self.cache = Counter(
+            "burstline_worker_cache_decisions", "Cache decisions of requests", ["decision"], registry=registry
+        )
+        self.captures = Counter(
+            "burstline_worker_captures", "Boundary captures by outcome", ["outcome"], registry=registry
+        )
+        self.evictions = Counter(
+            "burstline_worker_evictions", "Entries evicted, by reason", ["reason"], registry=registry
+        )
+        self.tokens = Counter("burstline_worker_tokens", "Completion tokens", registry=registry)
+        self.prompt_tokens = Counter("burstline_worker_prompt_tokens", "Prompt tokens", registry=registry)
+        self.cached_tokens = Counter(
+            "burstline_worker_cached_tokens", "Prompt tokens served from entries", registry=registry
+        )
+        self.rounds = Counter("burstline_worker_rounds", "Verify rounds", registry=registry)
+        self.drafted = Counter("burstline_worker_drafted_tokens", "Drafted tokens", registry=registry)
+        self.accepted = Counter("burstline_worker_accepted_tokens", "Accepted drafts", registry=registry)
+        self.frames = Counter("burstline_worker_frames", "Token frames journalled", registry=registry)
+        self.stalls = Counter(
+            "burstline_worker_stalled_requests",
+            "Requests left to others for lack of progress",
+            registry=registry,
+        )
+        self.queue_seconds = Histogram(
+            "burstline_worker_queue_seconds",
+            "From the gateway's publish to admission",
+            buckets=(0.005, 0.02, 0.1, 0.5, 1, 2, 5, 10, 30, 60),
+            registry=registry,
+        )
+
+
+class EngineCollector(Collector):
+    """Gauges of the pools and queues."""
+
+    def __init__(self, stats: Callable[[], EngineStats | None]) -> None:
+        self._stats = stats
+
+    def collect(self) -> Iterable[Metric]:
+        """Nothing before the engine is built."""
+        stats = self._stats()
+        if stats is None:
+            return
+        pools = GaugeMetricFamily(
+            "burstline_worker_pool", "Pool pieces by pool and holder", labels=["pool", "holder"]
+        )
+        for name, counts in (
+            ("blocks", stats.blocks),
+            ("slots", stats.slots),
+            ("snapshots", stats.snapshots),
+        ):
+            for holder, value in _holders(counts):
+                pools.add_metric([name, holder], value)
+        yield pools
+        queue = GaugeMetricFamily(
+            "burstline_worker_sequences", "Sequences by phase, captures, entries", labels=["phase"]
+        )
+        for phase in ("waiting", "priming", "decoding", "pending_captures", "entries"):
+            queue.add_metric([phase], getattr(stats, phase))
+        yield queue
+
+
+def _holders(counts: PoolCounts) -> tuple[tuple[str, int], ...]:
+    return (("free", counts.free), ("owned", counts.owned), ("cached", counts.cached))

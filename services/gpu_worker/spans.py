@@ -1,0 +1,71 @@
+"""The engine's events as spans of the request's trace. They are told after the fact, with the engine's own times."""
+
+from __future__ import annotations
+
+from services.gpu_worker.engine.requests import Admitted, Burst, Captured, Event, Primed
+from shared.telemetry import Parent, Telemetry
+
+
+def record(telemetry: Telemetry, parent: Parent, event: Event) -> None:
+    """One event, one span; ends are told by the request's own span."""
+    match event:
+        case Admitted():
+            _admitted(telemetry, parent, event)
+        case Primed():
+            telemetry.record(
+                "engine.prime",
+                parent,
+                event.start_ns,
+                event.end_ns,
+                {
+                    "burstline.choice": event.choice,
+                    "burstline.tokens": event.tokens,
+                    "burstline.chunks": event.chunks,
+                },
+            )
+        case Burst():
+            telemetry.record("engine.burst", parent, event.start_ns, event.end_ns, _burst(event))
+        case Captured():
+            telemetry.record(
+                "cache.capture",
+                parent,
+                event.end_ns,
+                event.end_ns,
+                {
+                    "burstline.position": event.position,
+                    "burstline.state_bytes": event.state_bytes,
+                    "burstline.kv_bytes": event.kv_bytes,
+                },
+            )
+        case _:
+            pass
+
+
+def _admitted(telemetry: Telemetry, parent: Parent, event: Admitted) -> None:
+    restore_start = event.end_ns - event.restore_ns
+    telemetry.record(
+        "engine.queue",
+        parent,
+        restore_start - event.queue_ns,
+        restore_start,
+        {"burstline.choice": event.choice},
+    )
+    if event.hit_key is not None:
+        telemetry.record(
+            "cache.restore",
+            parent,
+            restore_start,
+            event.end_ns,
+            {"burstline.choice": event.choice, "burstline.cached_tokens": event.cached_tokens},
+        )
+
+
+def _burst(event: Burst) -> dict[str, int]:
+    return {
+        "burstline.choice": event.choice,
+        "burstline.offset": event.offset,
+        "burstline.tokens": len(event.tokens),
+        "burstline.rounds": event.rounds,
+        "burstline.drafted": event.drafted,
+        "burstline.accepted": event.accepted,
+    }
