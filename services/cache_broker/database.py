@@ -9,6 +9,7 @@ broken one (FR-114), so that the broker outlives a restart of Postgres.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
@@ -24,6 +25,8 @@ from shared.errors import BurstlineError, Overloaded, Unavailable
 
 T = TypeVar("T")
 Work = Callable[[AsyncConnection], Awaitable[T]]
+
+_log = logging.getLogger(__name__)
 
 _BUSY: Final = ("55P03", "57014")  # lock_not_available, query_canceled (a time-out)
 _RETRY: Final = ("40001", "40P01")  # serialization_failure, deadlock_detected: rolled back whole
@@ -149,8 +152,3 @@ def translate(error: BaseException) -> BurstlineError:
     return BurstlineError(
         f"the database refused a statement (state {state or 'unknown'})", code="database_error"
     )
-
-
-async def set_local(connection: AsyncConnection, name: str, value: str) -> None:
-    """Set a server parameter for this transaction."""
-    await connection.execute(text("SELECT set_config(:name, :value, true)"), {"name": name, "value": value})

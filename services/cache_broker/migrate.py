@@ -10,26 +10,33 @@ from alembic.config import Config
 from sqlalchemy import Connection, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from services.cache_broker.database import Database, set_local
+from services.cache_broker.config import BrokerSettings
+from services.cache_broker.database import Database
 
 FOLDER: Final = Path(__file__).parent / "migrations"
 LOCK: Final = 0x6275_7273_746C_696E  # "burstlin": an advisory lock of ours
-WAIT: Final = "120s"
+WAIT_MS: Final = 120_000
+"""How long a step may take, and how long a second process waits for the first."""
 
 
-async def migrate(database: Database) -> None:
+async def migrate(url: str, settings: BrokerSettings) -> None:
     """Run the migrations that are missing, in one transaction.
 
     Raises:
-        Unavailable: Postgres is away. Overloaded: another process migrates for longer than `WAIT`.
+        Unavailable: Postgres is away. Overloaded: another process migrates for longer than `WAIT_MS`.
     """
-    await database.run(upgrade)
+    patient = settings.model_copy(
+        update={"statement_timeout_ms": WAIT_MS, "lock_timeout_ms": WAIT_MS, "pool_size": 1}
+    )
+    database = Database(url, patient, application="burstline-migrate")
+    try:
+        await database.run(upgrade)
+    finally:
+        await database.close()
 
 
 async def upgrade(connection: AsyncConnection) -> None:
     """`migrate` on a connection that is in a transaction."""
-    await set_local(connection, "statement_timeout", WAIT)
-    await set_local(connection, "lock_timeout", WAIT)
     await connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": LOCK})
     await connection.run_sync(_upgrade)
 

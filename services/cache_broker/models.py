@@ -120,6 +120,7 @@ class Entry(Base):
     __tablename__ = "entries"
     __table_args__ = (
         UniqueConstraint("root", "key", "layout_version"),
+        Index("ix_entries_key", "key"),
         Index("ix_entries_children", "root", "parent", "layout_version"),
         Index("ix_entries_lru", "tenant", "last_used"),
         Index("ix_entries_reserved_until", "reserved_until"),
@@ -220,5 +221,6 @@ class Worker(Base):
     id: Mapped[str] = mapped_column(primary_key=True)
     epoch: Mapped[str]
     fingerprint: Mapped[str]
-    last_seen: Mapped[datetime]
+    last_seen: Mapped[datetime]  # by the broker's clock
+    beat_ns: Mapped[int] = mapped_column(BigInteger)  # the newest heartbeat's own stamp; orders epochs
     reaped: Mapped[datetime | None]

@@ -6,7 +6,7 @@ its epoch can never come back, since it would hold bytes that nobody charges. It
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Row, delete, exists, insert, select, update
@@ -19,26 +19,28 @@ from shared.errors import Conflict
 from shared.protocol.messages import Heartbeat
 
 
-async def note(connection: AsyncConnection, beat: Heartbeat) -> bool:
-    """Take a heartbeat in. Late ones (an older epoch's last words) change nothing. True = the epoch is another one."""
-    at = datetime.fromtimestamp(beat.at_ns / 1e9, UTC)
-    before = (
-        await connection.execute(
-            select(Worker.epoch, Worker.last_seen).where(Worker.id == beat.worker_id).with_for_update()
-        )
-    ).one_or_none()
-    if before is not None and before.last_seen > at:
+async def note(connection: AsyncConnection, beat: Heartbeat, *, now: datetime) -> bool:
+    """Take a heartbeat in. Late ones (an older epoch's last words) change nothing. True = it replaced an epoch.
+
+    Stamps of the worker order its heartbeats; when it was seen is told by the broker's clock alone.
+    """
+    find = select(Worker.epoch, Worker.beat_ns).where(Worker.id == beat.worker_id).with_for_update()
+    known = (await connection.execute(find)).one_or_none()
+    if known is not None and known.beat_ns > beat.at_ns:
         return False
-    changed = before is not None and before.epoch != beat.epoch
-    statement = upsert(Worker).values(
-        id=beat.worker_id, epoch=beat.epoch, fingerprint=beat.fingerprint, last_seen=at, reaped=None
-    )
-    update_values: dict[str, Any] = {"epoch": beat.epoch, "fingerprint": beat.fingerprint, "last_seen": at}
+    changed = known is not None and known.epoch != beat.epoch
+    values: dict[str, Any] = {
+        "epoch": beat.epoch,
+        "fingerprint": beat.fingerprint,
+        "last_seen": now,
+        "beat_ns": beat.at_ns,
+    }
     if changed:
-        update_values["reaped"] = None
+        values["reaped"] = None  # an epoch that was reaped stays so; another one begins anew
+    statement = upsert(Worker).values(id=beat.worker_id, **{"reaped": None, **values})
     await connection.execute(
         statement.on_conflict_do_update(
-            index_elements=[Worker.id], set_=update_values, where=Worker.last_seen <= at
+            index_elements=[Worker.id], set_=values, where=Worker.beat_ns <= beat.at_ns
         )
     )
     return changed
@@ -53,7 +55,7 @@ async def admit(
         Conflict: `epoch_gone`, another epoch of the worker is known, or this one was reaped.
     """
     statement = upsert(Worker).values(
-        id=worker, epoch=epoch, fingerprint=fingerprint, last_seen=now, reaped=None
+        id=worker, epoch=epoch, fingerprint=fingerprint, last_seen=now, beat_ns=0, reaped=None
     )
     await connection.execute(statement.on_conflict_do_nothing())
     row = (await connection.execute(select(Worker.epoch, Worker.reaped).where(Worker.id == worker))).one()

@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from services.cache_broker.database import Database
 from services.cache_broker.models import Usage
-from shared.errors import BurstlineError, ProtocolError
+from shared.errors import BurstlineError, Overloaded, ProtocolError, Unavailable
 from shared.protocol import codec
 from shared.protocol.messages import Terminal
 from shared.transport.base import Delivery, PullConsumer
@@ -49,19 +49,38 @@ class Settler:
                 await wait(stop, RETRY_S)
 
     async def settle(self, deliveries: list[Delivery]) -> None:
-        """Write the usage of a batch in one transaction, then acknowledge it; hand it back if that fails."""
+        """Write the usage of a batch in one transaction, then acknowledge it; hand it back when the database is away.
+
+        Raises:
+            Unavailable, Overloaded: after the batch was handed back.
+        """
         terminals = [frame for delivery in deliveries if (frame := self._terminal(delivery)) is not None]
-        if terminals:
-            try:
-                new = await self._database.run(lambda connection: record(connection, terminals))
-            except BurstlineError:
-                for delivery in deliveries:
-                    await delivery.nak(delay_s=RETRY_S)
-                raise
-            self._settled.labels("new").inc(new)
-            self._settled.labels("known").inc(len(terminals) - new)
+        try:
+            await self._record(terminals)
+        except (Unavailable, Overloaded):
+            for delivery in deliveries:
+                await delivery.nak(delay_s=RETRY_S)
+            raise
         for delivery in deliveries:
             await delivery.ack()
+
+    async def _record(self, terminals: list[Terminal]) -> None:
+        if not terminals:
+            return
+        try:
+            new = await self._database.run(lambda connection: record(connection, terminals))
+        except (Unavailable, Overloaded):
+            raise
+        except BurstlineError as error:
+            if len(terminals) > 1:
+                for frame in terminals:  # one row that Postgres refuses must not hold up the others
+                    await self._record([frame])
+                return
+            self._settled.labels("refused").inc()
+            _log.error("usage of %s cannot be written: %s", terminals[0].request_id, error.message)
+            return
+        self._settled.labels("new").inc(new)
+        self._settled.labels("known").inc(len(terminals) - new)
 
     def _terminal(self, delivery: Delivery) -> Terminal | None:
         try:

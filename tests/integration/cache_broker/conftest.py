@@ -1,0 +1,16 @@
+"""Fixtures of the broker's integration tests."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tests.integration.cache_broker.bench import Bench, bench_on
+
+
+@pytest.fixture
+async def bench(database_url: str) -> AsyncIterator[Bench]:
+    """Handlers on a fresh, migrated database, with a clock that stands still."""
+    async with bench_on(database_url) as made:
+        yield made

@@ -1,0 +1,1 @@
+"""The broker's parts that need no database."""
