@@ -10,10 +10,10 @@ ROWS: Final = 64
 DECODE_COLUMNS: Final = 8
 """Query columns of one decode/verify attention tile; longer verifies take several tiles."""
 
-MATMUL_PAD: Final = 16
-"""Rows that the fallback matmul pads to (measured: MKL row bits vary below, never at multiples of it)."""
+MATMUL_TILE: Final = 16
+"""Rows of every product of the fallback matmul (measured: MKL row bits vary with other row counts)."""
 
 
 def tile_table() -> dict[str, int]:
     """All constants by name, for the fingerprint."""
-    return {"rows": ROWS, "decode_columns": DECODE_COLUMNS, "matmul_pad": MATMUL_PAD}
+    return {"rows": ROWS, "decode_columns": DECODE_COLUMNS, "matmul_tile": MATMUL_TILE}

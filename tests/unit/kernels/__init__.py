@@ -1,1 +1,1 @@
-"""Kernels against their definitions and the row-exactness gate."""
+"""The gate: every operation keeps the bits of a row."""
