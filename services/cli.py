@@ -102,7 +102,7 @@ def demo(
 ) -> None:
     """Hold a three-turn agent chat through the whole line and show what was reused, drafted and traced."""
     raise SystemExit(
-        load("services.demo", EVERYTHING).main(data_dir=data_dir, started_s=started, json_file=json_file)
+        load("services.demo.run", EVERYTHING).main(data_dir=data_dir, started_s=started, json_file=json_file)
     )
 
 

@@ -1,0 +1,202 @@
+"""`burstline demo`: start the stack, hold the chat, ask one turn again in other ways, stop, and judge."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+from rich.console import Console
+from tokenizers import Tokenizer
+
+from services.demo.client import Answer, Chat
+from services.demo.report import Turn, figures, result, reuse_faults, turn_of
+from services.demo.script import INSTRUCTIONS, QUESTIONS, TOOLS, Message, run_tool
+from services.embedded.bootstrap import ensure_key
+from services.embedded.config import EmbeddedSettings
+from services.embedded.faults import Cancelled
+from services.embedded.process import alive
+from services.embedded.stack import Stack
+from services.embedded.up import Signals
+from services.embedded.waiting import until
+from services.trace import render_waterfall
+from shared.clock import SYSTEM
+from shared.config import CommonSettings, load
+from shared.errors import BurstlineError
+from shared.telemetry import TRACES_FILE
+from shared.tracestore import TraceStore
+
+POCKET: Final = Path(__file__).resolve().parents[2] / "models" / "pocket"
+HEADER: Final = "<|im_start|>assistant\n"
+MAX_TOKENS: Final = 160
+OTHER_TENANT: Final = "demo-other"
+
+
+def out(text: str = "", end: str = "\n") -> None:
+    """To the person at the terminal."""
+    sys.stdout.write(text + end)
+    sys.stdout.flush()
+
+
+@dataclass(kw_only=True)
+class Shown:
+    """What the chat gave."""
+
+    requests: list[Turn] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list)
+    first_answer_s: float = 0.0
+    spec_equals_plain: bool = False
+    other_tenant_cached: int = 0
+
+
+class Demo:
+    """The conversation on a running stack."""
+
+    def __init__(
+        self, stack: Stack, folder: Path, signals: Signals, since_start_s: Callable[[], float]
+    ) -> None:
+        self._stack = stack
+        self._folder = folder
+        self._stop = signals.asked.is_set
+        self._since_start_s = since_start_s
+        self._messages: list[Message] = [{"role": "system", "content": INSTRUCTIONS}]
+        self.shown = Shown()
+
+    def hold(self) -> None:
+        """Three turns, then the last request again without speculation and cache, and from another tenant."""
+        chat = Chat(self._stack.gateway_url, self._stack.key, stop=self._stop)
+        other = Chat(
+            self._stack.gateway_url,
+            ensure_key(self._folder, self._stack.database_url, OTHER_TENANT),
+            stop=self._stop,
+        )
+        try:
+            for number, question in enumerate(QUESTIONS, start=1):
+                self._turn(chat, number, question)
+            self._compare(chat, other)
+        finally:
+            chat.close()
+            other.close()
+
+    def _turn(self, chat: Chat, number: int, question: str) -> None:
+        out(f"\nTurn {number}\n  user       {question}")
+        self._messages.append({"role": "user", "content": question})
+        answer = self._request(chat)
+        if answer.tool_calls:
+            self._messages.append(answer.message())
+            for call in answer.tool_calls:
+                function = call["function"]
+                told = run_tool(function["name"], function["arguments"])
+                out(f"  tool call  {function['name']} {function['arguments']} -> {told}")
+                self._messages.append({"role": "tool", "tool_call_id": call["id"], "content": told})
+            answer = self._request(chat)
+        self._messages.append(answer.message())
+        self.shown.turns.append(turn_of(answer))
+
+    def _request(self, chat: Chat) -> Answer:
+        out("  assistant  ", end="")
+        answer = chat.ask(self._body(self._messages), show=lambda piece: out(piece, end=""))
+        turn = turn_of(answer)
+        out(f"{'' if answer.text else '(a tool call)'}\n             {figures(turn)}")
+        if not self.shown.requests:
+            self.shown.first_answer_s = self._since_start_s()
+        self.shown.requests.append(turn)
+        return answer
+
+    def _compare(self, chat: Chat, other: Chat) -> None:
+        last = self.shown.requests[-1]
+        body = self._body(self._messages[:-1])
+        plain = chat.ask({**body, "speculation": {"drafter": "none", "k": 0}, "cache": False})
+        self.shown.spec_equals_plain = plain.text == last.text
+        out("\nThe last answer again")
+        out(
+            f"  without speculation and cache   {'the same text' if self.shown.spec_equals_plain else 'ANOTHER TEXT'}"
+        )
+        out(f"             {figures(turn_of(plain))}")
+        foreign = turn_of(other.ask(body))
+        self.shown.other_tenant_cached = foreign.cached_tokens
+        out(f"  from another tenant             {foreign.cached_tokens} cached tokens")
+
+    @staticmethod
+    def _body(messages: list[Message]) -> dict[str, Any]:
+        return {
+            "model": "pocket",
+            "messages": list(messages),
+            "tools": TOOLS,
+            "temperature": 0,
+            "max_tokens": MAX_TOKENS,
+        }
+
+
+def main(*, data_dir: Path, started_s: int, json_file: Path | None) -> int:
+    """Run the demo. `started_s`: when the command began, seconds since the epoch (0 = now).
+
+    Returns 0 when reuse, isolation, equality and the clean stop all hold, 1 when one does not, 2 when it could not run.
+    """
+    began_ns = started_s * 1_000_000_000 or SYSTEM.wall_ns()
+    common = load(CommonSettings).model_copy(update={"data_dir": data_dir.absolute()})
+    settings = load(EmbeddedSettings).model_copy(update={"gateway_port": 0})
+    signals = Signals()
+    stack = Stack(settings, common, report=out, stop=signals.asked.is_set, hurry=signals.again.is_set)
+    out("Starting the stack: NATS, Postgres, broker, worker, gateway")
+    try:
+        with stack:
+            demo = Demo(stack, common.data_dir, signals, lambda: (SYSTEM.wall_ns() - began_ns) / 1e9)
+            demo.hold()
+            processes = _family(stack)
+            out()
+    except Cancelled:
+        out("\nstopped")
+        return 130
+    except BurstlineError as fault:
+        out(f"\nburstline: {fault.message}")
+        return 2
+    shown = demo.shown
+    spans = _show_trace(common, shown.requests[-1].trace_id)
+    faults = _judge(shown, processes)
+    told = result(
+        shown.turns,
+        spec_equals_plain=shown.spec_equals_plain,
+        other_tenant_cached=shown.other_tenant_cached,
+        spans=spans,
+        first_answer_s=shown.first_answer_s,
+    )
+    if json_file is not None:
+        json_file.write_text(json.dumps(told) + "\n", encoding="utf-8")
+    for fault in faults:
+        out(f"NOT AS PROMISED: {fault}")
+    out(json.dumps(told))
+    return 1 if faults else 0
+
+
+def _judge(shown: Shown, processes: list[psutil.Process]) -> list[str]:
+    header = len(Tokenizer.from_file(str(POCKET / "tokenizer.json")).encode(HEADER).ids)
+    faults = reuse_faults(shown.requests, header)
+    if not shown.spec_equals_plain:
+        faults.append("speculation or the cache changed the text")
+    if shown.other_tenant_cached:
+        faults.append(f"another tenant got {shown.other_tenant_cached} cached tokens")
+    if not until(lambda: not any(map(alive, processes)), timeout_s=10):
+        left = [str(process.pid) for process in processes if alive(process)]
+        faults.append(f"processes are left: {', '.join(left)}")
+    return faults
+
+
+def _family(stack: Stack) -> list[psutil.Process]:
+    """Every process of the stack but this one, children of children too."""
+    found = [psutil.Process(pid) for name, pid in stack.pids.items() if name != "stack"]
+    return found + [child for process in found for child in process.children(recursive=True)]
+
+
+def _show_trace(common: CommonSettings, trace_id: str) -> int:
+    """Draw the last trace; how many spans it has. The services have stopped, so all are written."""
+    if common.otlp_endpoint is not None:
+        out(f"The trace went to {common.otlp_endpoint}: {trace_id}")
+        return 0
+    spans = TraceStore(common.data_dir / TRACES_FILE).read(trace_id)
+    Console().print(render_waterfall(spans))
+    return len(spans)
