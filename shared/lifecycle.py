@@ -1,0 +1,156 @@
+"""Life and death of a service process: signals, bounded ordered shutdown, and background tasks that may not die quietly.
+
+run -> drain (first SIGTERM or SIGINT: take nothing new, finish) -> shutdown steps, last opened first, each bounded
+             (a second signal: stop now)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+_log = logging.getLogger(__name__)
+
+SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+STEP_S: Final = 10.0
+
+
+class Drain:
+    """Set once: the process should finish what it has and end."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+        self.reason = ""
+
+    def begin(self, reason: str) -> None:
+        """Ask for the end. Idempotent: the first reason stays."""
+        if not self._event.is_set():
+            self.reason = reason
+            _log.info("draining: %s", reason)
+            self._event.set()
+
+    @property
+    def begun(self) -> bool:
+        return self._event.is_set()
+
+    async def wait(self) -> None:
+        """Until draining begins."""
+        await self._event.wait()
+
+
+@asynccontextmanager
+async def drain_on_signals() -> AsyncIterator[Drain]:
+    """A `Drain` that SIGTERM and SIGINT begin. A second signal cancels the task that entered this block."""
+    drain = Drain()
+    loop = asyncio.get_running_loop()
+    owner = asyncio.current_task()
+
+    def received(number: signal.Signals) -> None:
+        if drain.begun and owner is not None:
+            _log.warning("%s again: stopping now", number.name)
+            owner.cancel()
+        drain.begin(number.name)
+
+    for number in SIGNALS:
+        loop.add_signal_handler(number, received, number)
+    try:
+        yield drain
+    finally:
+        for number in SIGNALS:
+            loop.remove_signal_handler(number)
+
+
+class Shutdown:
+    """Steps that undo what was opened, run last first, each within its own limit, whatever the others did."""
+
+    def __init__(self) -> None:
+        self._steps: list[tuple[str, float, Callable[[], Awaitable[object]]]] = []
+
+    def push(self, name: str, step: Callable[[], Awaitable[object]], *, limit_s: float = STEP_S) -> None:
+        """Add a step that runs before all that are here."""
+        self._steps.append((name, limit_s, step))
+
+    async def __aenter__(self) -> Shutdown:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Run every step, shielded: a cancelled process still gives back what it holds."""
+        task = asyncio.create_task(self._run())
+        cancelled: asyncio.CancelledError | None = None
+        while not task.done():
+            try:
+                await asyncio.shield(task)
+            except asyncio.CancelledError as error:
+                if task.done():
+                    break
+                cancelled = error
+        if cancelled is not None:
+            raise cancelled
+
+    async def _run(self) -> None:
+        while self._steps:
+            name, limit_s, step = self._steps.pop()
+            try:
+                async with asyncio.timeout(limit_s):
+                    await step()
+            except TimeoutError:
+                _log.error("shutdown: %s took more than %g s and was left", name, limit_s)
+            except Exception:  # noqa: BLE001 - a failing step must not keep the later ones from running
+                _log.exception("shutdown: %s failed", name)
+
+
+class TaskDied(Exception):
+    """A task that should run as long as the process has ended."""
+
+
+class Supervisor:
+    """Background tasks of a service. One that ends or fails takes the whole block down with `TaskDied`, loudly.
+
+    Leaving the block cancels the tasks and waits for them.
+    """
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._owner: asyncio.Task[Any] | None = None
+        self._fault: TaskDied | None = None
+        self._leaving = False
+
+    def spawn(self, name: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run `work` for as long as the process lives."""
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if self._leaving:
+            return
+        error = None if task.cancelled() else task.exception()
+        _log.critical("the task %s has ended", task.get_name(), exc_info=error)
+        if self._fault is None:
+            self._fault = TaskDied(f"the task {task.get_name()} has ended: {error!r}")
+            self._fault.__cause__ = error
+            if self._owner is not None:
+                self._owner.cancel()
+
+    async def __aenter__(self) -> Supervisor:
+        self._owner = asyncio.current_task()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: object
+    ) -> None:
+        self._leaving = True
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._fault is not None:
+            if self._owner is not None and kind is asyncio.CancelledError:
+                self._owner.uncancel()
+            raise self._fault from self._fault.__cause__
