@@ -117,6 +117,7 @@ class Supervisor:
         self._tasks: set[asyncio.Task[None]] = set()
         self._owner: asyncio.Task[Any] | None = None
         self._fault: TaskDied | None = None
+        self._interrupted = False  # we cancelled the owner, and it has not been told why yet
         self._leaving = False
 
     def spawn(self, name: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -136,21 +137,31 @@ class Supervisor:
             self._fault = TaskDied(f"the task {task.get_name()} has ended: {error!r}")
             self._fault.__cause__ = error
             if self._owner is not None:
+                self._interrupted = True
                 self._owner.cancel()
 
     async def __aenter__(self) -> Supervisor:
         self._owner = asyncio.current_task()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: object
-    ) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._leaving = True
+        if kind is asyncio.CancelledError:
+            self._forgive()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        try:
+            await asyncio.gather(*tasks, return_exceptions=True)
+        except asyncio.CancelledError:
+            if not self._forgive():
+                raise
         if self._fault is not None:
-            if self._owner is not None and kind is asyncio.CancelledError:
-                self._owner.uncancel()
             raise self._fault from self._fault.__cause__
+
+    def _forgive(self) -> bool:
+        """Take back our own cancellation of the owner. False when the cancellation was somebody else's."""
+        ours, self._interrupted = self._interrupted, False
+        if ours and self._owner is not None:
+            self._owner.uncancel()
+        return ours
