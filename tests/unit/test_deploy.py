@@ -25,7 +25,7 @@ SETTINGS = {"gateway": GatewaySettings, "worker": WorkerSettings, "broker": Brok
 
 def stage(name: str) -> str:
     """The text of one stage of the Dockerfile."""
-    found = re.search(rf"^FROM \w+ AS {name}$(.*?)(?=^FROM |\Z)", DOCKERFILE, re.MULTILINE | re.DOTALL)
+    found = re.search(rf"^FROM \S+ AS {name}$(.*?)(?=^FROM |\Z)", DOCKERFILE, re.MULTILINE | re.DOTALL)
     assert found is not None, f"no stage {name}"
     return found[1]
 
