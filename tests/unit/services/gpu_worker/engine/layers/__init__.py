@@ -1,0 +1,1 @@
+"""Mirrors the source folder of the same path."""

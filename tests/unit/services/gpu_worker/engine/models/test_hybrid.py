@@ -1,0 +1,150 @@
+"""The trunk against transformers' own Qwen3.5, and the MTP head against a plain implementation."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from torch import Tensor
+
+from services.gpu_worker.engine.config import ModelDims
+from services.gpu_worker.engine.models.loader import LoadedModel, load_model
+from services.gpu_worker.engine.models.random import TINY, write_random_model
+from tests.unit.services.gpu_worker.engine.rig import ODD, Line, Rig, table_of, tokens
+
+transformers = pytest.importorskip("transformers")
+
+POCKET = Path(__file__).parents[6] / "models" / "pocket"
+VARIANTS = [TINY, ODD, replace(TINY, tie_embeddings=True), replace(TINY, gdn_value_heads=2, heads=2)]
+IDS = ["tiny", "odd", "tied", "ungrouped"]
+
+
+def _oracle(folder: Path) -> Any:
+    return transformers.Qwen3_5ForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def _relative(actual: Tensor, expected: Tensor) -> float:
+    return ((actual - expected).abs().max() / expected.abs().max()).item()
+
+
+def _line(model: LoadedModel) -> Line:
+    return Rig(model).start(2, table_of(2))
+
+
+@torch.no_grad()
+def _check(folder: Path, model: LoadedModel, prompt: list[int]) -> None:
+    """Prefill logits within 1e-5 of the oracle's, then 64 greedy ids of both, ours by verifies of one column."""
+    oracle, line = _oracle(folder), _line(model)
+    logits = line.rig.runner.logits(line.prefill(prompt, (128, len(prompt) - 128)))
+    assert _relative(logits, oracle(torch.tensor([prompt])).logits[0]) <= 1e-5
+    ids = [int(logits[-1].argmax())]
+    for _ in range(63):
+        ids.append(int(line.rig.runner.logits(line.verify(ids[-1:]))[0].argmax()))
+    theirs = oracle.generate(
+        torch.tensor([prompt]),
+        attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+        max_new_tokens=64,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
+    )[0, len(prompt) :]
+    assert ids == theirs.tolist()
+
+
+@pytest.mark.parametrize("dims", VARIANTS, ids=IDS)
+def test_logits_and_greedy_ids_of_transformers(dims: ModelDims, tmp_path: Path) -> None:
+    folder = write_random_model(tmp_path, dims, seed=3)
+    _check(folder, load_model(folder), tokens(300))
+
+
+@pytest.mark.skipif(
+    not (POCKET / "model.safetensors").exists(), reason="the pocket weights are not in this checkout"
+)
+def test_pocket_model_is_transformers() -> None:
+    _check(POCKET, load_model(POCKET), tokens(300))
+
+
+@torch.no_grad()
+def test_decode_logits_of_transformers_at_every_column_count(tmp_path: Path) -> None:
+    """Rows by verify, with rejected drafts between them, against one forward over the accepted ids."""
+    folder = write_random_model(tmp_path, TINY, seed=5)
+    ids = tokens(170, seed=1)
+    expected = _oracle(folder)(torch.tensor([ids])).logits[0]
+    line = _line(load_model(folder))
+    line.prefill(ids[:100])
+    for right in (1, 3, 8, 5, 2) * 3:
+        at = line.length
+        out = line.verify([*ids[at : at + right], *tokens(8 - right, seed=at)], accept=right)
+        assert _relative(line.rig.runner.logits(out[:right]), expected[at : at + right]) <= 1e-5
+
+
+class PlainMTP:
+    """The head over a whole sequence, written from the formula: no cache, no packing, torch's own softmax."""
+
+    def __init__(self, folder: Path, dims: ModelDims) -> None:
+        self.weights = load_file(folder / "model.safetensors")
+        self.dims = dims
+
+    def norm(self, x: Tensor, name: str) -> Tensor:
+        return x * (x.pow(2).mean(-1, keepdim=True) + self.dims.eps).rsqrt() * (1 + self.weights[name])
+
+    def linear(self, x: Tensor, name: str) -> Tensor:
+        return x @ self.weights[f"mtp.layers.0.{name}.weight"].T
+
+    def rope(self, x: Tensor) -> Tensor:
+        half = self.dims.rotary_dim // 2
+        angles = torch.arange(len(x))[:, None] * self.dims.rope_theta ** -(torch.arange(half) / half)
+        cos, sin = angles.cos()[:, None], angles.sin()[:, None]
+        a, b = x[..., :half], x[..., half : 2 * half]
+        return torch.cat([a * cos - b * sin, b * cos + a * sin, x[..., 2 * half :]], dim=-1)
+
+    def attention(self, x: Tensor) -> Tensor:
+        dims, at = self.dims, "mtp.layers.0.self_attn."
+        query, gate = self.linear(x, "self_attn.q_proj").view(-1, dims.heads, 2, dims.head_dim).unbind(2)
+        key = self.linear(x, "self_attn.k_proj").view(-1, dims.kv_heads, dims.head_dim)
+        value = self.linear(x, "self_attn.v_proj").view(-1, dims.kv_heads, dims.head_dim)
+        query = self.rope(self.norm(query, at + "q_norm.weight")).transpose(0, 1)
+        key = self.rope(self.norm(key, at + "k_norm.weight")).repeat_interleave(dims.group, 1).transpose(0, 1)
+        scores = query @ key.transpose(1, 2) * dims.head_dim**-0.5
+        scores = scores.masked_fill(torch.ones(len(x), len(x), dtype=torch.bool).triu(1), -torch.inf)
+        out = scores.softmax(-1) @ value.repeat_interleave(dims.group, 1).transpose(0, 1)
+        return self.linear((out.transpose(0, 1) * gate.sigmoid()).flatten(1), "self_attn.o_proj")
+
+    def __call__(self, ids: list[int], hiddens: Tensor) -> Tensor:
+        """Row p from (x_p, h_{p-1}), the embedding half first, zeros in front of row 0."""
+        before = torch.cat([torch.zeros(1, self.dims.hidden), hiddens[: len(ids) - 1]])
+        embedded = self.weights["model.embed_tokens.weight"][ids]
+        pair = torch.cat(
+            [
+                self.norm(embedded, "mtp.pre_fc_norm_embedding.weight"),
+                self.norm(before, "mtp.pre_fc_norm_hidden.weight"),
+            ],
+            dim=-1,
+        )
+        x = pair @ self.weights["mtp.fc.weight"].T
+        x = x + self.attention(self.norm(x, "mtp.layers.0.input_layernorm.weight"))
+        y = self.norm(x, "mtp.layers.0.post_attention_layernorm.weight")
+        y = F.silu(self.linear(y, "mlp.gate_proj")) * self.linear(y, "mlp.up_proj")
+        return self.norm(x + self.linear(y, "mlp.down_proj"), "mtp.norm.weight")
+
+
+@pytest.mark.parametrize("dims", [TINY, ODD], ids=["tiny", "odd"])
+def test_mtp_rows_are_the_plain_head(dims: ModelDims, tmp_path: Path) -> None:
+    """Rows 0..99 written by prefill in two chunks, the rest by draft calls, some of them twice (true hiddens later)."""
+    folder = write_random_model(tmp_path, dims, seed=4)
+    ids, line = tokens(130, seed=2), _line(load_model(folder))
+    hidden = line.prefill(ids[:100], (64, 36))
+    hidden = torch.cat([hidden, line.verify(ids[100:108])])
+    for first in range(108, 130, 4):
+        hidden = torch.cat([hidden, line.verify(ids[first : min(first + 4, 130)])])
+    expected = PlainMTP(folder, dims)(ids, hidden)
+    line.draft(100, ids[100:103], torch.randn(3, dims.hidden))
+    got = torch.cat(
+        [line.draft(100, ids[100:108], hidden[99:107]), line.draft(108, ids[108:], hidden[107:129])]
+    )
+    torch.testing.assert_close(got, expected[100:], rtol=1e-4, atol=1e-4)
