@@ -13,27 +13,28 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 
 from services.gpu_worker import claim, journal
-from services.gpu_worker.convert import Tokens, engine_requests, prompt_tokens
+from services.gpu_worker.convert import Tokens, engine_requests, frame_of, prompt_tokens
 from services.gpu_worker.core import Core
 from services.gpu_worker.engine.requests import Captured, Event
-from services.gpu_worker.frames import Chunk, FrameBuffer
+from services.gpu_worker.engine.requests import GenerateRequest as EngineRequest
+from services.gpu_worker.frames import FrameBuffer
+from services.gpu_worker.host import EngineApi
 from services.gpu_worker.intake import Intake
 from services.gpu_worker.journal import Journal, JournalState
 from services.gpu_worker.lease import HitLease
 from services.gpu_worker.publish import Owner, Publisher
-from shared.errors import BurstlineError, FencedOut, Overloaded, ProtocolError, Unavailable
+from shared.errors import BurstlineError, EngineFault, FencedOut, Overloaded, ProtocolError, Unavailable
 from shared.protocol import chain, codec, subjects
 from shared.protocol.messages import (
     CancelRequest,
     Failure,
-    Frame,
     GenerateRequest,
     Started,
     Terminal,
-    pack_tokens,
 )
 from shared.transport.base import Delivery
 
@@ -62,6 +63,10 @@ class Attempt:
         self._core = core
         self._publisher = publisher
         self._busy = busy
+        self._ended = False
+        self._writer: Journal | None = None
+        self._number = 0
+        self._emitted: list[int] = []
         self._root = chain.root(request.namespace)
         self._span = core.telemetry.start(
             "worker.request",
@@ -117,12 +122,7 @@ class Attempt:
         """From the delivery to its end. Returns the way out; raises only when it is cancelled (a hand-back)."""
         way_out = "handed_back"
         try:
-            way_out = await self._run()
-        except FencedOut:
-            way_out = "fenced"
-        except (Unavailable, Overloaded) as error:
-            log.warning("request %s is left to another attempt (%s)", self.request.request_id, error.code)
-            way_out = "abandoned"
+            way_out = await self._guarded()
         finally:
             self._span.set_attribute("burstline.end", way_out)
             await self._close(way_out)
@@ -130,13 +130,35 @@ class Attempt:
             self._span.end()
         return way_out
 
+    async def _guarded(self) -> str:
+        try:
+            try:
+                return await self._run()
+            except (FencedOut, Unavailable, Overloaded):
+                raise
+            except Exception as error:
+                if self._writer is None or not self._core.host.loaded:
+                    raise  # nothing can be written yet, or the engine is dead and the process goes down
+                # A fault of ours in one request ends that request; redelivering it would only repeat it.
+                log.exception("request %s ended by a fault", self.request.request_id)
+                return await self._refuse(_internal(error), dead_letter=True)
+        except FencedOut:
+            return "fenced"
+        except (Unavailable, Overloaded) as error:
+            log.warning("request %s is left to another attempt (%s)", self.request.request_id, error.code)
+        except Exception:
+            log.exception("request %s is left to another attempt", self.request.request_id)
+        return "abandoned"
+
     async def _run(self) -> str:
         core, request = self._core, self.request
         core.telemetry.record("queue.wait", self._span, request.created_ns, core.clock.wall_ns())
         try:
             state = await journal.read(core.transport, request.request_id, request.choices)
         except ProtocolError as error:
-            return await self._refuse(await self._broken(), claim.failure_of(error), dead_letter=True)
+            self._begin(await self._broken())
+            return await self._refuse(claim.failure_of(error), dead_letter=True)
+        writer = self._begin(state)
         verdict = claim.decide(
             request,
             state,
@@ -147,30 +169,45 @@ class Attempt:
         )
         match verdict:
             case claim.AlreadyDone():
-                await self._delivery.ack()
+                await self._acknowledge()
                 return "done"
             case claim.Refuse():
-                return await self._refuse(state, verdict.failure, dead_letter=verdict.dead_letter)
+                return await self._refuse(verdict.failure, dead_letter=verdict.dead_letter)
             case claim.Cancelled():
-                return await self._end(self._writer(state), state.attempt + 1, state.offsets, None)
+                return await self._end(writer, None)
             case claim.Run():
-                return await self._claimed(state, verdict.attempt)
+                return await self._claimed(writer, state)
 
-    async def _claimed(self, state: JournalState, attempt: int) -> str:
+    def _begin(self, state: JournalState) -> Journal:
+        """What is known of the journal, and the writer that goes on after it."""
+        self._number = state.attempt + 1
+        self._emitted = list(state.offsets)
+        self._intake.buffer = FrameBuffer(state.offsets)
+        self._writer = Journal(
+            self._core.transport,
+            self.request.request_id,
+            state.sequence,
+            # Unique in the world: a message id that two attempts shared would pass the fence as a duplicate.
+            message_ids=f"{self.engine_id}.{self._core.identity.epoch}",
+            clock=self._core.clock,
+            patience_s=self._core.settings.journal_patience_s,
+            headers=self._core.telemetry.headers(self._span),
+        )
+        return self._writer
+
+    async def _claimed(self, writer: Journal, state: JournalState) -> str:
         try:
             tokens = prompt_tokens(self.request)
         except BurstlineError as error:
-            return await self._refuse(state, claim.failure_of(error), dead_letter=False)
-        self._intake.buffer = FrameBuffer(state.offsets)
+            return await self._refuse(claim.failure_of(error), dead_letter=False)
         keys = chain.chain(self._root, tokens)
         cached = await self._find_hit(tokens, keys)
-        writer = self._writer(state)
-        await writer.append(self._started(attempt, cached, state))
+        await writer.append(self._started(cached, state))
         failure = None
         if self._intake.outcome.open:
             failure = await self._submit(tokens, keys, state)
-            failure = failure or await self._stream(writer, attempt)
-        return await self._end(writer, attempt, self._intake.buffer.offsets, failure)
+            failure = failure or await self._stream(writer)
+        return await self._end(writer, failure)
 
     async def _find_hit(self, tokens: Tokens, keys: tuple[bytes, ...]) -> int:
         """Tokens that an entry will serve; the decision goes into the terminal."""
@@ -192,9 +229,7 @@ class Attempt:
         )
         self._intake.submitted = True
         try:
-            await self._core.host.call(
-                lambda engine: [engine.submit(choice) for choice in choices], urgent=True
-            )
+            await self._core.host.call(lambda engine: _submit_all(engine, choices), urgent=True)
         except BurstlineError as error:
             # Of several choices some may run already: none of them is wanted without the others.
             self._core.host.cancel(self.engine_id, "refused")
@@ -204,7 +239,7 @@ class Attempt:
             self._core.host.cancel(self.engine_id, "cancelled")
         return None
 
-    async def _stream(self, writer: Journal, attempt: int) -> Failure | None:
+    async def _stream(self, writer: Journal) -> Failure | None:
         """Journal frames until the engine told the end of every choice. One publish in flight; the rest coalesces."""
         intake = self._intake
         while True:
@@ -212,7 +247,8 @@ class Attempt:
                 return claim.failure_of(intake.fault)
             chunk = intake.buffer.take()
             if chunk is not None:
-                await writer.append(self._frame(attempt, chunk))
+                await writer.append(frame_of(self.request.request_id, self._number, chunk))
+                self._emitted[chunk.choice] = chunk.offset + len(chunk.tokens)
                 self._core.metrics.frames.inc()
                 await self._pace()
             elif intake.outcome.complete:
@@ -230,27 +266,10 @@ class Attempt:
         except TimeoutError:
             return
 
-    async def _end(
-        self, writer: Journal, attempt: int, emitted: tuple[int, ...], failure: Failure | None
-    ) -> str:
-        """The terminal, then the acknowledgement: only what the journal holds is acknowledged."""
-        core = self._core
-        await self._publisher.settled(self.engine_id, limit_s=core.settings.publish_wait_s)
-        terminal = self._intake.outcome.terminal(
-            attempt=attempt,
-            worker_id=core.identity.worker_id,
-            emitted=emitted,
-            failure=failure,
-            at_ns=core.clock.wall_ns(),
-        )
-        await writer.append(terminal)
-        self._tell(terminal)
-        await self._delivery.ack()
-        if terminal.failure is not None:
-            return "failed"
-        return "done" if terminal.cancel_reason is None else "cancelled"
-
-    async def _refuse(self, state: JournalState, failure: Failure, *, dead_letter: bool) -> str:
+    async def _refuse(self, failure: Failure, *, dead_letter: bool) -> str:
+        """End it with a failure of its own."""
+        if self._writer is None:
+            raise EngineFault("a request is refused before its journal was read")
         if dead_letter:
             await self._core.transport.append(
                 subjects.dead(self._core.identity.fingerprint),
@@ -258,21 +277,46 @@ class Attempt:
                 message_id=f"{self.request.request_id}-dead",
                 headers=self._delivery.message.headers,
             )
-        await self._end(self._writer(state), state.attempt + 1, state.offsets, failure)
+        await self._end(self._writer, failure)
         return "refused"
 
+    async def _end(self, writer: Journal, failure: Failure | None) -> str:
+        """The terminal, then the acknowledgement: only what the journal holds is acknowledged."""
+        core = self._core
+        await self._publisher.settled(self.engine_id, limit_s=core.settings.publish_wait_s)
+        terminal = self._intake.outcome.terminal(
+            attempt=self._number,
+            worker_id=core.identity.worker_id,
+            emitted=self._emitted,
+            failure=failure,
+            at_ns=core.clock.wall_ns(),
+        )
+        await writer.append(terminal)
+        core.metrics.ended(terminal)
+        self._span.set_attributes(_told(terminal))
+        await self._acknowledge()
+        if terminal.failure is not None:
+            return "failed"
+        return "done" if terminal.cancel_reason is None else "cancelled"
+
+    async def _acknowledge(self) -> None:
+        self._ended = True
+        await self._delivery.ack()
+
     async def _close(self, way_out: str) -> None:
-        """Whatever the way out: nothing stays in the engine or at the broker."""
+        """Whatever the way out: nothing stays in the engine, at the broker or in the queue."""
         if self._intake.submitted and not self._intake.outcome.complete:
             self._core.host.cancel(self.engine_id, way_out)
-        try:
-            await self._lease.close(submitted=self._intake.submitted)
-            if way_out == "handed_back":
-                await self._delivery.nak()
-            elif way_out == "abandoned":
-                await self._delivery.nak(delay_s=_RETRY_DELAY_S)
-        except BurstlineError as error:
-            log.info("request %s: what is left goes by expiry (%s)", self.request.request_id, error.code)
+        for step in (self._hand_back(way_out), self._lease.close(submitted=self._intake.submitted)):
+            try:
+                await step
+            except BurstlineError as error:
+                log.info("request %s: what is left goes by expiry (%s)", self.request.request_id, error.code)
+
+    async def _hand_back(self, way_out: str) -> None:
+        if not self._ended and way_out in ("handed_back", "abandoned"):
+            self._ended = True
+            await self._delivery.nak(delay_s=_RETRY_DELAY_S if way_out == "abandoned" else 0.0)
 
     # ---- pieces ----------------------------------------------------------------------------------------------------
 
@@ -305,20 +349,10 @@ class Attempt:
         last = await self._core.transport.last(subjects.JOURNAL.name, subject)
         return replace(journal.empty(self.request.choices), sequence=last.sequence if last else 0)
 
-    def _writer(self, state: JournalState) -> Journal:
-        return Journal(
-            self._core.transport,
-            self.request.request_id,
-            state.sequence,
-            clock=self._core.clock,
-            patience_s=self._core.settings.journal_patience_s,
-            headers=self._core.telemetry.headers(self._span),
-        )
-
-    def _started(self, attempt: int, cached: int, state: JournalState) -> Started:
+    def _started(self, cached: int, state: JournalState) -> Started:
         return Started(
             request_id=self.request.request_id,
-            attempt=attempt,
+            attempt=self._number,
             worker_id=self._core.identity.worker_id,
             fingerprint=self._core.identity.fingerprint,
             cached_tokens=cached,
@@ -326,28 +360,26 @@ class Attempt:
             at_ns=self._core.clock.wall_ns(),
         )
 
-    def _frame(self, attempt: int, chunk: Chunk) -> Frame:
-        return Frame(
-            request_id=self.request.request_id,
-            attempt=attempt,
-            choice=chunk.choice,
-            offset=chunk.offset,
-            tokens=pack_tokens(chunk.tokens),
-            logprobs=chunk.logprobs,
-        )
 
-    def _tell(self, terminal: Terminal) -> None:
-        metrics = self._core.metrics
-        metrics.cache.labels(terminal.cache_decision).inc()
-        metrics.prompt_tokens.inc(terminal.prompt_tokens)
-        metrics.cached_tokens.inc(terminal.cached_tokens)
-        metrics.queue_seconds.observe(terminal.queue_ns / 1e9)
-        self._span.set_attributes(
-            {
-                "burstline.cache_decision": terminal.cache_decision,
-                "burstline.prompt_tokens": terminal.prompt_tokens,
-                "burstline.cached_tokens": terminal.cached_tokens,
-                "burstline.completion_tokens": terminal.completion_tokens,
-                "burstline.failure": terminal.failure.code if terminal.failure else "",
-            }
-        )
+def _submit_all(engine: EngineApi, choices: Sequence[EngineRequest]) -> None:
+    """All choices between the same two steps, so that they share what the first one finds."""
+    for choice in choices:
+        engine.submit(choice)
+
+
+def _internal(error: Exception) -> Failure:
+    """A fault as it travels: its type at most, as its text could quote a prompt."""
+    if isinstance(error, BurstlineError):
+        return claim.failure_of(error)
+    return Failure(code="internal_error", message="the worker met a fault", status=500, retry_after_s=None)
+
+
+def _told(terminal: Terminal) -> dict[str, str | int]:
+    """The request's span at its end."""
+    return {
+        "burstline.cache_decision": terminal.cache_decision,
+        "burstline.prompt_tokens": terminal.prompt_tokens,
+        "burstline.cached_tokens": terminal.cached_tokens,
+        "burstline.completion_tokens": terminal.completion_tokens,
+        "burstline.failure": terminal.failure.code if terminal.failure else "",
+    }

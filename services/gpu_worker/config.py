@@ -84,6 +84,11 @@ class WorkerSettings(Settings):
             raise ValueError(f"max_context must fit num_blocks * {BLOCK_ROWS}")
         return self
 
+    @property
+    def max_drafts(self) -> int:
+        """Most drafts a round, if the model has a drafter: a request may ask for more than this worker's default."""
+        return 0 if self.drafter == "none" else self.max_verify - 1
+
     def engine_config(self) -> EngineConfig:
         """Sizes of the engine's pools and launches."""
         return EngineConfig(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from services.gpu_worker.engine import requests as engine
+from services.gpu_worker.frames import Chunk
 from shared.errors import InvalidRequest
 from shared.protocol import messages as wire
 from shared.protocol.seeds import choice_seed
@@ -85,4 +86,16 @@ def logprobs_of(values: Sequence[engine.TokenLogprob]) -> tuple[wire.TokenLogpro
     """Log probabilities as frames carry them."""
     return tuple(
         wire.TokenLogprobs(token=value.token, logprob=value.logprob, top=value.top) for value in values
+    )
+
+
+def frame_of(request_id: str, attempt: int, chunk: Chunk) -> wire.Frame:
+    """The frame of a chunk."""
+    return wire.Frame(
+        request_id=request_id,
+        attempt=attempt,
+        choice=chunk.choice,
+        offset=chunk.offset,
+        tokens=wire.pack_tokens(chunk.tokens),
+        logprobs=chunk.logprobs,
     )

@@ -92,12 +92,11 @@ class EngineHost:
     def __init__(
         self,
         build: Callable[[], EngineApi],
-        on_events: Callable[[list[Event]], None],
         *,
         clock: Clock = SYSTEM,
     ) -> None:
         self._build = build
-        self._on_events = on_events
+        self._on_events: Callable[[list[Event]], None] = _nobody
         self._clock = clock
         self._condition = threading.Condition()
         self._commands: deque[_Command] = deque()
@@ -112,6 +111,10 @@ class EngineHost:
         self._busy = False
 
     # ---- the loop's side -------------------------------------------------------------------------------------------
+
+    def deliver_to(self, on_events: Callable[[list[Event]], None]) -> None:
+        """Who gets the events; to be named before anything is submitted."""
+        self._on_events = on_events
 
     async def start(self) -> None:
         """Start the thread and return when the engine is built. Raises what building raised."""
@@ -312,6 +315,10 @@ class EngineHost:
             fault.__cause__ = error
             self._failed.set_exception(fault)
             self._failed.exception()  # retrieved: `failed` may have no waiter yet
+
+
+def _nobody(events: list[Event]) -> None:
+    raise EngineFault(f"{len(events)} events came before anybody was there for them")
 
 
 def _work(stats: EngineStats) -> tuple[int, int, int, int, int]:

@@ -127,13 +127,15 @@ class Journal:
         request_id: str,
         sequence: int,
         *,
+        message_ids: str,
         clock: Clock,
         patience_s: float,
         headers: Mapping[str, str],
     ) -> None:
+        """`sequence` is the last that is known; `message_ids` begins the message ids of this writer and of no other."""
         self._transport = transport
         self._subject = subjects.tokens(request_id)
-        self._request_id = request_id
+        self._message_ids = message_ids
         self._sequence = sequence
         self._clock = clock
         self._patience_ns = int(patience_s * 1e9)
@@ -155,7 +157,7 @@ class Journal:
             Unavailable, Overloaded: the patience is over.
         """
         data = codec.encode(message)
-        message_id = f"{self._request_id}-{message.attempt}-{self._written}"
+        message_id = f"{self._message_ids}-{self._written}"
         deadline = self._clock.monotonic_ns() + self._patience_ns
         for pause in _pauses():
             try:

@@ -9,6 +9,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from services.gpu_worker.engine.requests import EngineStats, PoolCounts
+from shared.protocol.messages import Terminal
 
 
 class WorkerMetrics:
@@ -50,6 +51,13 @@ class WorkerMetrics:
             buckets=(0.005, 0.02, 0.1, 0.5, 1, 2, 5, 10, 30, 60),
             registry=registry,
         )
+
+    def ended(self, terminal: Terminal) -> None:
+        """A terminal was journalled."""
+        self.cache.labels(terminal.cache_decision).inc()
+        self.prompt_tokens.inc(terminal.prompt_tokens)
+        self.cached_tokens.inc(terminal.cached_tokens)
+        self.queue_seconds.observe(terminal.queue_ns / 1e9)
 
 
 class EngineCollector(Collector):

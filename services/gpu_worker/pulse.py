@@ -1,0 +1,70 @@
+"""Heartbeats, and the watchdog on forward progress. Both go on while the engine thread computes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from services.gpu_worker.core import Core
+from shared.errors import BurstlineError, EngineFault
+from shared.protocol import codec, subjects
+from shared.protocol.messages import Heartbeat, Speculation
+
+log = logging.getLogger(__name__)
+
+
+class Pulse:
+    """What others see of this worker. Belongs to the event loop."""
+
+    def __init__(self, core: Core, *, running: Callable[[], int]) -> None:
+        self._core = core
+        self._running = running
+        self.draining = False
+
+    @property
+    def stalled(self) -> bool:
+        """Work, and no progress for longer than the stall limit."""
+        return self._core.host.quiet_s() >= self._core.settings.stall_limit_s
+
+    async def run(self) -> None:
+        """Beat every `heartbeat_s`.
+
+        Raises:
+            EngineFault: the engine stalled. It was told as unready; the process has to end, so that others take over.
+        """
+        while True:
+            await self.beat()
+            if self.stalled:
+                raise EngineFault(f"no progress for {self._core.host.quiet_s():.0f} s", code="stalled")
+            await asyncio.sleep(self._core.settings.heartbeat_s)
+
+    async def beat(self) -> None:
+        """One heartbeat; without a server there is nobody to miss it."""
+        subject = subjects.heartbeat(self._core.identity.worker_id)
+        try:
+            await self._core.transport.publish(subject, codec.encode(self.heartbeat()))
+        except BurstlineError as error:
+            log.warning("no heartbeat could be sent (%s)", error.code)
+
+    def heartbeat(self) -> Heartbeat:
+        """The worker as gateways and the broker see it."""
+        core, stats = self._core, self._core.host.stats
+        dims = core.host.engine.dims
+        drafts = min(core.settings.speculation_k, core.max_drafts)
+        return Heartbeat(
+            worker_id=core.identity.worker_id,
+            epoch=core.identity.epoch,
+            model=core.identity.model,
+            fingerprint=core.identity.fingerprint,
+            vocabulary_size=dims.vocab,
+            max_context=min(core.settings.max_context, dims.max_positions),
+            speculation=Speculation(drafter="mtp" if drafts else "none", k=drafts),
+            ready=core.host.loaded and not self.draining and not self.stalled,
+            draining=self.draining,
+            running=self._running(),
+            waiting=stats.waiting if stats else 0,
+            free_blocks=stats.blocks.free if stats else 0,
+            total_blocks=stats.blocks.total if stats else 0,
+            at_ns=core.clock.wall_ns(),
+        )

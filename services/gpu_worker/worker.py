@@ -1,0 +1,234 @@
+"""The worker's asyncio side: deliveries become attempts, events and cancellations find theirs, claims are kept.
+
+It knows no tokens and no numerics (the engine's), and no SQL and no HTTP (the broker's and the gateway's).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Coroutine, Sequence
+from typing import Any, Final
+
+from services.gpu_worker.attempt import Attempt
+from services.gpu_worker.book import EntryBook
+from services.gpu_worker.core import Core
+from services.gpu_worker.engine.requests import Captured, Event, Finished
+from services.gpu_worker.evict import Evictor
+from services.gpu_worker.publish import Publisher
+from services.gpu_worker.pull import Puller, Room
+from services.gpu_worker.pulse import Pulse
+from shared.errors import BurstlineError, ProtocolError
+from shared.lifecycle import Drain, Supervisor
+from shared.protocol import codec, subjects
+from shared.protocol.messages import (
+    AuditCall,
+    AuditReply,
+    CancelRequest,
+    GenerateRequest,
+)
+from shared.transport.base import Delivery, PullConsumer, Received, Subscription
+
+log = logging.getLogger(__name__)
+
+_AUDIT_PAGE: Final = 2048
+
+
+class Worker:
+    """Belongs to the event loop. `run` supervises its parts: if one ends, the process goes down."""
+
+    def __init__(self, core: Core) -> None:
+        settings = core.settings
+        self._core = core
+        self._book = EntryBook()
+        self.evictor = Evictor(core, self._book)
+        self.publisher = Publisher(core, self._book, self.evictor)
+        self.room = Room(settings.max_running)
+        self._attempts: dict[str, Attempt] = {}
+        self._by_engine_id: dict[str, Attempt] = {}
+        self._tasks: dict[asyncio.Task[str], Attempt | None] = {}
+        self._numbers = itertools.count(1)
+        self._busy = asyncio.Event()
+        core.host.deliver_to(self.on_events)
+        self.pulse = Pulse(core, running=lambda: self.room.taken)
+
+    # ---- supervision -----------------------------------------------------------------------------------------------
+
+    async def run(self, consumers: Sequence[PullConsumer], drain: Drain) -> None:
+        """Work until `drain` begins; then pull no more, finish within the limit, hand back the rest, and return.
+
+        Raises:
+            TaskDied: a part ended: the engine died or stalled, or whatever its cause says.
+        """
+        core = self._core
+        puller = Puller(consumers, self.room, self.begin, wait_s=core.settings.pull_wait_s)
+        cancels = await core.transport.subscribe(subjects.CANCELS.subjects[0])
+        worker_id = core.identity.worker_id
+        audit = await core.transport.serve(
+            subjects.audit(worker_id), worker_id, self.answer_audit, concurrency=1
+        )
+        try:
+            async with Supervisor() as supervisor:
+                supervisor.spawn("cancellations", self._listen(cancels))
+                supervisor.spawn("claims", self._keep())
+                supervisor.spawn("heartbeat", self.pulse.run())
+                supervisor.spawn("captures", self.publisher.run())
+                supervisor.spawn("eviction", self.evictor.run())
+                supervisor.spawn("engine", core.host.failed())
+                await self._pull(puller, drain)
+                await self._settle(core.settings.drain_limit_s)
+        finally:
+            await self._settle(0.0)
+            await cancels.close()
+            await audit.close()
+
+    async def _pull(self, puller: Puller, drain: Drain) -> None:
+        pulling = asyncio.create_task(puller.run())
+        stopping = asyncio.create_task(drain.wait())
+        try:
+            await asyncio.wait((pulling, stopping), return_when=asyncio.FIRST_COMPLETED)
+            self.pulse.draining = drain.begun
+            await self.pulse.beat()
+            puller.stop()
+            await pulling
+        finally:
+            for task in (pulling, stopping):
+                task.cancel()
+            await asyncio.gather(pulling, stopping, return_exceptions=True)
+
+    async def _settle(self, limit_s: float) -> None:
+        """Give the attempts `limit_s` to end; the rest is handed back to the queue."""
+        if self._tasks and limit_s:
+            await asyncio.wait(self._tasks, timeout=limit_s)
+        if self._tasks:
+            log.warning("%d requests are handed back", len(self._tasks))
+        left = list(self._tasks)
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+
+    # ---- deliveries ------------------------------------------------------------------------------------------------
+
+    def begin(self, delivery: Delivery) -> None:
+        """Start the attempt of a delivery, which holds a place in the room."""
+        try:
+            request = codec.decode_as(GenerateRequest, delivery.message.data)
+            subjects.tokens(request.request_id)  # an id that is no subject token could reach other subjects
+        except ProtocolError as error:
+            log.warning("a work item cannot be read and is kept as a dead letter: %s", error.code)
+            self._spawn(self._bury(delivery), None)
+            return
+        active = self._attempts.get(request.request_id)
+        if active is not None:
+            active.adopt(delivery)
+            self.room.give_back()
+            return
+        attempt = Attempt(
+            self._core,
+            self.publisher,
+            request,
+            delivery,
+            engine_id=f"{request.request_id}.{next(self._numbers)}",
+            busy=self._busy,
+        )
+        self._attempts[request.request_id] = attempt
+        self._by_engine_id[attempt.engine_id] = attempt
+        self._spawn(attempt.run(), attempt)
+
+    def _spawn(self, work: Coroutine[Any, Any, str], attempt: Attempt | None) -> None:
+        task = asyncio.create_task(work)
+        self._tasks[task] = attempt
+        self._pace()
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[str]) -> None:
+        attempt = self._tasks.pop(task)
+        if attempt is not None:
+            self._attempts.pop(attempt.request.request_id, None)
+            self._by_engine_id.pop(attempt.engine_id, None)
+        self.room.give_back()
+        self._pace()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("an attempt ended by a fault; its request is delivered again", exc_info=error)
+
+    def _pace(self) -> None:
+        if len(self._tasks) > self._core.settings.pace_above:
+            self._busy.set()
+        else:
+            self._busy.clear()
+
+    async def _bury(self, delivery: Delivery) -> str:
+        try:
+            await self._core.transport.append(
+                subjects.dead(self._core.identity.fingerprint),
+                delivery.message.data,
+                message_id=f"unreadable-{delivery.message.sequence}",
+                headers=delivery.message.headers,
+            )
+            await delivery.term()
+        except BurstlineError as error:
+            log.warning("a dead letter could not be kept (%s); its work item comes again", error.code)
+            return "abandoned"
+        self._core.metrics.requests.labels("unreadable").inc()
+        return "unreadable"
+
+    # ---- what comes in ---------------------------------------------------------------------------------------------
+
+    def on_events(self, events: Sequence[Event]) -> None:
+        """The engine's events, in order. Those of requests that were given up end here."""
+        for event in events:
+            attempt = self._by_engine_id.get(event.request_id)
+            if attempt is not None:
+                attempt.on_event(event)
+            elif isinstance(event, Captured):
+                self.publisher.offer(event, None)
+            elif isinstance(event, Finished):
+                log.debug("the engine ended a request that was given up")
+        if self._core.host.pressure:
+            self.evictor.nudge()
+
+    async def _listen(self, cancels: Subscription) -> None:
+        """Live cancellations of all requests; those that are not ours are let pass."""
+        async for received in cancels:
+            attempt = self._attempts.get(received.subject.rpartition(".")[2])
+            if attempt is None:
+                continue
+            try:
+                attempt.cancel(codec.decode_as(CancelRequest, received.data))
+            except ProtocolError:
+                log.warning("an unreadable cancellation is ignored")
+        raise BurstlineError("the subscription to cancellations ended")
+
+    async def answer_audit(self, received: Received) -> bytes:
+        """What this worker really holds."""
+        who = self._core.identity
+        call = codec.decode_as(AuditCall, received.data)
+        return codec.encode(
+            AuditReply(
+                failure=None,
+                worker_id=who.worker_id,
+                epoch=who.epoch,
+                total=len(self._book),
+                entries=self._book.page(skip=call.skip, limit=min(call.limit, _AUDIT_PAGE)),
+            )
+        )
+
+    # ---- what goes on by itself ------------------------------------------------------------------------------------
+
+    async def _keep(self) -> None:
+        while True:
+            await asyncio.sleep(self._core.settings.ack_wait_s / 3)
+            await self.keep_claims()
+
+    async def keep_claims(self) -> None:
+        """One turn: extend the claims of all requests that make progress."""
+        for attempt in list(self._attempts.values()):
+            try:
+                if not await attempt.keep():
+                    log.error(
+                        "request %s makes no progress and is left to others", attempt.request.request_id
+                    )
+                    self._core.metrics.stalls.inc()
+            except BurstlineError as error:
+                log.warning("a claim could not be extended (%s)", error.code)
