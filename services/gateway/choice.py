@@ -87,10 +87,8 @@ class ChoiceText:
         return events
 
     def _take(self, piece: Piece) -> list[Event]:
-        if self.consumed <= self._min_tokens:
-            events = self._show(piece.text)
-        else:
-            events = self._match(piece.text)
+        exempt = self.consumed <= self._min_tokens
+        events = self._show(piece.text) if exempt else self._match(piece.text)
         if piece.marker is not None and self.stop_offset is None:
             events.extend(self._show(self._matcher.flush()))
             events.extend(self.parser.marker(piece.marker))

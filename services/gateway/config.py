@@ -64,7 +64,10 @@ class GatewaySettings(Settings):
     max_in_flight: int = Field(default=1024, ge=1)
     tokenizer_threads: int = Field(default=2, ge=1, le=64)
     render_timeout_s: float = Field(default=5.0, gt=0)
+    drain_notice_s: float = Field(default=0.5, ge=0)
+    """Between failing readiness and closing the listener: a balancer's time to notice."""
     drain_s: float = Field(default=30.0, ge=0)
+    """What running requests get after that."""
 
     @field_validator("models", mode="before")
     @classmethod

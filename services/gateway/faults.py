@@ -81,9 +81,9 @@ def path_of(location: Sequence[int | str], value: object, *, missing: bool) -> t
     path: list[int | str] = []
     current: Any = value
     for part in location:
-        if (isinstance(part, int) and isinstance(current, list) and part < len(current)) or (
-            isinstance(part, str) and isinstance(current, Mapping) and part in current
-        ):
+        in_list = isinstance(part, int) and isinstance(current, list) and part < len(current)
+        in_object = isinstance(part, str) and isinstance(current, Mapping) and part in current
+        if in_list or in_object:
             path.append(part)
             current = current[part]
     if missing:

@@ -39,7 +39,7 @@ class ServedModel:
     @property
     def calls_tools(self) -> bool:
         """Whether the vocabulary has the control tokens of tool calls."""
-        return TOOLS <= self.vocabulary.control.ids.keys()
+        return self.vocabulary.control.ids.keys() >= TOOLS
 
     def markers(self, *, tools: bool) -> frozenset[str]:
         """The control tokens that a chat answer's parser is told about."""

@@ -107,7 +107,7 @@ class ChatTemplate:
             raise InvalidRequest(f"the chat template refused: {error.message}", param="messages") from error
         except InvalidRequest:
             raise
-        except Exception as error:  # noqa: BLE001 - a template may fail with any Python error, and it is a 400 (FR-63)
+        except Exception as error:  # a template may fail with any Python error, and it is a 400 (FR-63)
             detail = f"{type(error).__name__}: {error}"[:300]
             raise InvalidRequest(f"the chat template failed: {detail}", param="messages") from error
         return "".join(pieces)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from services.gateway.schemas.fields import GenerationFields, Json, ResponseFormat, Strict
 
@@ -85,7 +85,7 @@ Message = Annotated[SystemMessage | UserMessage | AssistantMessage | ToolMessage
 class ParametersShape(Strict):
     """The outermost shape of a tool's JSON schema; what is inside goes to the template as it came."""
 
-    model_config = {"extra": "allow"}
+    model_config = ConfigDict(extra="allow")
 
     type: Literal["object"] = "object"
     properties: dict[str, Json | bool] = Field(default_factory=dict)

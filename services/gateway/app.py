@@ -1,0 +1,80 @@
+"""The gateway as an ASGI application, and as a process."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from http import HTTPStatus
+
+from fastapi import FastAPI
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+
+from services.gateway import faults
+from services.gateway.config import GatewaySettings
+from services.gateway.middleware import Surround, context_of
+from services.gateway.routes import completions, health, models
+from services.gateway.service import Gateway, load_models
+from shared import telemetry
+from shared.asgi import serve
+from shared.config import CommonSettings
+from shared.errors import BurstlineError
+from shared.lifecycle import Shutdown, drain_on_signals
+from shared.telemetry import Telemetry
+from shared.transport.access import Access
+from shared.transport.nats import connect
+
+_log = logging.getLogger(__name__)
+
+
+def create_app(gateway: Gateway) -> FastAPI:
+    """The application around `gateway`, which must be `running` while it serves."""
+    app = FastAPI(title="Burstline", redirect_slashes=False)
+    for group in (completions, models, health):
+        app.include_router(group.router(gateway))
+    app.add_exception_handler(BurstlineError, _refuse)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_middleware(Surround, telemetry=gateway.telemetry, metrics=gateway.metrics, clock=gateway.clock)
+    return app
+
+
+async def _refuse(request: Request, error: Exception) -> JSONResponse:
+    """Our own errors, in OpenAI's shape."""
+    known = error if isinstance(error, BurstlineError) else BurstlineError("internal error")
+    telemetry.fail(context_of(request.scope).span, known)
+    return JSONResponse(faults.body(known), known.status, headers=faults.headers(known))
+
+
+async def _http_error(_: Request, error: Exception) -> JSONResponse:
+    """Errors of the framework: no such path, wrong method."""
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    extra = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
+    body = {
+        "message": HTTPStatus(status).phrase,
+        "type": "invalid_request_error" if status < 500 else "server_error",
+        "param": None,
+        "code": {404: "not_found", 405: "method_not_allowed"}.get(status, "http_error"),
+    }
+    return JSONResponse({"error": body}, status, headers=extra)
+
+
+async def run(settings: GatewaySettings, common: CommonSettings, told: Telemetry) -> None:
+    """Serve until a signal, then drain.
+
+    Raises:
+        Unavailable: NATS does not answer, or the address is taken.
+        ModelFolderError: a model folder cannot be served.
+        TaskDied: a background task ended; a supervisor should start the process again.
+    """
+    models = load_models(settings)
+    async with drain_on_signals() as drain, Shutdown() as shutdown:
+        transport = await connect(common.nats_url, name="burstline-gateway", access=Access.of(common))
+        shutdown.push("transport", transport.close)
+        gateway = Gateway(settings, transport, told, models)
+        listen = serve(create_app(gateway), host=settings.host, port=settings.port, drain_s=settings.drain_s)
+        async with gateway.running(), listen as port:
+            _log.info("listening on %s:%d, models: %s", settings.host, port, ", ".join(models))
+            await drain.wait()
+            gateway.draining = True
+            await asyncio.sleep(settings.drain_notice_s)

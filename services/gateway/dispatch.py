@@ -1,0 +1,173 @@
+"""One request on the queue: enqueue it, read its stream, and cancel it on every way out that is not its end.
+
+The subscription to `tok.<request>` stands before the request is appended, so no frame is missed. A request whose reader
+is gone is cancelled by a journalled message that a worker also sees live; the message is sent by a task of the
+dispatcher, since the reader's own task may be dying.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Final, Literal
+
+from services.gateway.config import GatewaySettings
+from services.gateway.reader import End, News, TokenReader
+from shared.clock import Clock
+from shared.errors import BurstlineError, DeadlineExceeded, Overloaded
+from shared.protocol import codec, subjects
+from shared.protocol.messages import CancelRequest, GenerateRequest, Terminal
+from shared.telemetry import Parent, Telemetry
+from shared.transport.base import Transport
+
+_log = logging.getLogger(__name__)
+
+CancelReason = Literal["client_disconnected", "stop_string", "deadline", "operator"]
+
+
+class Generation:
+    """A request that is on the queue."""
+
+    def __init__(self, dispatcher: Dispatcher, request: GenerateRequest, reader: TokenReader) -> None:
+        self.request: Final = request
+        self._dispatcher: Final = dispatcher
+        self._reader: Final = reader
+        self._settings: Final = dispatcher.settings
+        self._clock: Final = dispatcher.clock
+        self._started = False
+        self.ended = False
+        self.cancelled = False
+
+    async def messages(self) -> AsyncGenerator[News]:
+        """The stream, each token once and in order; ends after the terminal.
+
+        Raises:
+            Overloaded: no worker took it within the queue deadline (FR-108).
+            DeadlineExceeded: its own deadline passed.
+            Unavailable: the queue is away.
+        """
+        queue_until = self._clock.monotonic_ns() + int(self._settings.queue_deadline_s * 1e9)
+        while not self.ended:
+            news = await self._reader.next(self._patience(queue_until))
+            if news is not None:
+                self._started = True
+                self.ended = isinstance(news, End)
+                yield news
+            else:
+                self._check_deadlines(queue_until)
+
+    async def terminal(self, within_s: float) -> Terminal | None:
+        """Only the terminal, if it comes in time; for a reader that has all it wants."""
+        until = self._clock.monotonic_ns() + int(within_s * 1e9)
+        while not self.ended and (left := (until - self._clock.monotonic_ns()) / 1e9) > 0:
+            news = await self._reader.next(left)
+            if isinstance(news, End):
+                self.ended = True
+                return news.terminal
+        return None
+
+    def _patience(self, queue_until: int) -> float:
+        """Seconds until the next deadline."""
+        left = [(self.request.deadline_ns - self._clock.wall_ns()) / 1e9]
+        if not self._started:
+            left.append((queue_until - self._clock.monotonic_ns()) / 1e9)
+        return max(0.0, min(left))
+
+    def _check_deadlines(self, queue_until: int) -> None:
+        if self._clock.wall_ns() >= self.request.deadline_ns:
+            self.cancel("deadline")
+            raise DeadlineExceeded("the request's deadline passed")
+        if not self._started and self._clock.monotonic_ns() >= queue_until:
+            self.cancel("deadline")
+            raise Overloaded(
+                f"no worker took the request within {self._settings.queue_deadline_s:g} s", retry_after_s=5
+            )
+
+    def stop(self, choice: int | None, offset: int) -> None:
+        """A stop string is complete: `offset` tokens of the choice count."""
+        self._dispatcher.send_cancel(self.request.request_id, "stop_string", choice, offset)
+        self.cancelled = self.cancelled or choice is None
+
+    def cancel(self, reason: CancelReason) -> None:
+        """End all of it. Idempotent; nothing to do after the terminal."""
+        if not self.ended and not self.cancelled:
+            self.cancelled = True
+            self._dispatcher.send_cancel(self.request.request_id, reason, None, None)
+
+
+class Dispatcher:
+    """Opens generations, and owns the tasks that outlive a reader."""
+
+    def __init__(
+        self, transport: Transport, telemetry: Telemetry, settings: GatewaySettings, clock: Clock
+    ) -> None:
+        self.settings: Final = settings
+        self.clock: Final = clock
+        self._transport: Final = transport
+        self._telemetry: Final = telemetry
+        self._sending: Final[set[asyncio.Task[None]]] = set()
+
+    @asynccontextmanager
+    async def open(
+        self, request: GenerateRequest, subject: str, *, parent: Parent, root: Parent
+    ) -> AsyncIterator[Generation]:
+        """Enqueue `request` and yield its generation. Leaving the block early cancels it.
+
+        `parent` is the span of the enqueueing, `root` the span that the worker's spans hang on.
+
+        Raises:
+            Unavailable, Overloaded, PayloadTooLarge: it could not be enqueued.
+        """
+        reader = await TokenReader.open(self._transport, request, self.clock, quiet_s=self.settings.quiet_s)
+        generation = Generation(self, request, reader)
+        try:
+            with self._telemetry.span("enqueue", parent, {"messaging.destination.name": subject}):
+                await self._append(request, subject, root)
+            yield generation
+        except (asyncio.CancelledError, GeneratorExit):
+            generation.cancel("client_disconnected")
+            raise
+        except BaseException:
+            generation.cancel("operator")
+            raise
+        finally:
+            await reader.close()
+
+    async def _append(self, request: GenerateRequest, subject: str, root: Parent) -> None:
+        headers = {
+            **self._telemetry.headers(root),
+            "burstline-tenant": request.tenant,
+            "burstline-deadline-ns": str(request.deadline_ns),
+        }
+        await self._transport.append(
+            subject,
+            codec.encode(request),
+            message_id=request.request_id,
+            headers=headers,
+            timeout=self.settings.broker_timeout_s,
+        )
+
+    def send_cancel(
+        self, request_id: str, reason: CancelReason, choice: int | None, offset: int | None
+    ) -> None:
+        """Journal a cancellation in the background."""
+        message = CancelRequest(request_id=request_id, reason=reason, choice=choice, offset=offset)
+        task = asyncio.create_task(self._send_cancel(message), name=f"cancel {request_id}")
+        self._sending.add(task)
+        task.add_done_callback(self._sending.discard)
+
+    async def _send_cancel(self, message: CancelRequest) -> None:
+        try:
+            await self._transport.append(
+                subjects.cancel(message.request_id),
+                codec.encode(message),
+                timeout=self.settings.broker_timeout_s,
+            )
+        except BurstlineError as error:
+            _log.warning("request %s could not be cancelled: %s", message.request_id, error.code)
+
+    async def close(self) -> None:
+        """Wait for the cancellations that are under way."""
+        await asyncio.gather(*self._sending, return_exceptions=True)

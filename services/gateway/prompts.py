@@ -1,0 +1,90 @@
+"""Prompts are made in a pool of threads: rendering and tokenising hold the processor, and the event loop must not wait.
+
+The caller's context travels into the thread (FR-122), and the span is told as a child of the request's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, TypeVar
+
+from services.gateway.config import GatewaySettings
+from services.gateway.model import ServedModel
+from services.gateway.rendering import Prompt, RenderLimits, render_chat
+from services.gateway.schemas.chat import ChatRequest
+from services.gateway.schemas.completions import CompletionRequest
+from services.gateway.schemas.fields import GenerationFields
+from shared.clock import Clock
+from shared.errors import InvalidRequest, Overloaded
+from shared.telemetry import Parent, Telemetry
+
+T = TypeVar("T")
+
+
+class PromptMaker:
+    """Owns the pool."""
+
+    def __init__(self, settings: GatewaySettings, telemetry: Telemetry, clock: Clock) -> None:
+        self._settings: Final = settings
+        self._telemetry: Final = telemetry
+        self._clock: Final = clock
+        self._pool: Final = ThreadPoolExecutor(settings.tokenizer_threads, thread_name_prefix="tokenizer")
+
+    async def make(
+        self, model: ServedModel, fields: GenerationFields, *, tools: object, parent: Parent
+    ) -> Prompt:
+        """The prompt of a validated request; `tools` as the caller spelt them.
+
+        Raises:
+            InvalidRequest: the template refused, or the prompt has no tokens.
+            Overloaded: the pool did not come to it in time.
+        """
+        with self._telemetry.span("render", parent, {"burstline.model": model.name}) as span:
+            work = self._work(model, fields, tools)
+            try:
+                async with asyncio.timeout(2 * self._settings.render_timeout_s):
+                    prompt = await self._in_pool(work)
+            except TimeoutError:
+                raise Overloaded("too many prompts wait for rendering") from None
+            span.set_attribute("burstline.prompt_tokens", len(prompt.tokens))
+        if not prompt.tokens:
+            raise InvalidRequest("the prompt has no tokens", param="prompt")
+        return prompt
+
+    async def _in_pool(self, work: Callable[[], T]) -> T:
+        context = contextvars.copy_context()
+        return await asyncio.get_running_loop().run_in_executor(self._pool, context.run, work)
+
+    def _work(self, model: ServedModel, fields: GenerationFields, tools: object) -> Callable[[], Prompt]:
+        """What the thread does. The date is the one of this moment, whenever the thread comes to it (C1.7)."""
+        date = self._clock.now()
+        deadline = self._clock.monotonic_ns() + int(self._settings.render_timeout_s * 1e9)
+        limits = RenderLimits(
+            characters=self._settings.max_rendered_characters, deadline_ns=deadline, clock=self._clock
+        )
+        if isinstance(fields, ChatRequest):
+            template = model.template
+            if template is None:
+                raise InvalidRequest(f"model {model.name} has no chat template", param="model")
+            return lambda: render_chat(
+                template, model.vocabulary, fields, tools=tools, date=date, limits=limits
+            )
+        if isinstance(fields, CompletionRequest):
+            prompt = fields.single_prompt()
+            return lambda: _raw(model, prompt)
+        raise TypeError(type(fields).__name__)
+
+    def close(self) -> None:
+        """End the pool; what runs in it ends by its own limits."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _raw(model: ServedModel, prompt: str | list[int]) -> Prompt:
+    """A raw prompt: ids as they are, text with its control tokens."""
+    if isinstance(prompt, list):
+        return Prompt(tokens=prompt, stable=None)
+    vocabulary = model.vocabulary
+    return Prompt(tokens=vocabulary.encode(vocabulary.control.split(prompt)), stable=None)

@@ -1,0 +1,144 @@
+"""Drives the pure token stream (`shared.protocol.stream`): hears `tok.<request>` live, and asks the journal when told to.
+
+A queue that is away for a while is waited out: what had to be read is read when it is back, until the reader's patience
+ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from typing import Final
+
+from shared.clock import Clock
+from shared.errors import ProtocolError, Unavailable
+from shared.protocol import codec, stream, subjects
+from shared.protocol.messages import Frame, GenerateRequest, Started, StreamMessage, Terminal
+from shared.protocol.stream import Action, Alarm, Claimed, Emit, End, ReadJournal, ReadLast
+from shared.protocol.subjects import JOURNAL
+from shared.transport.base import Received, Subscription, Transport
+
+_log = logging.getLogger(__name__)
+_PAGE: Final = 256
+_RETRY_S: Final = 0.25
+
+News = Claimed | Emit | End
+
+
+class TokenReader:
+    """One reader of one request's stream. Make one with `open`; `close` gives the subscription back."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        request: GenerateRequest,
+        subscription: Subscription,
+        clock: Clock,
+        *,
+        quiet_s: float,
+    ) -> None:
+        self._transport: Final = transport
+        self._subject: Final = subjects.tokens(request.request_id)
+        self._subscription: Final = subscription
+        self._clock: Final = clock
+        self._quiet_s: Final = quiet_s
+        self._state = stream.begin(request.request_id, choices=request.choices, max_tokens=request.max_tokens)
+        self._news: deque[News] = deque()
+        self._reads: deque[ReadJournal | ReadLast] = deque()
+        self._dropped = 0
+
+    @classmethod
+    async def open(
+        cls, transport: Transport, request: GenerateRequest, clock: Clock, *, quiet_s: float
+    ) -> TokenReader:
+        """Subscribe; when this returns no later frame is missed. Raises Unavailable."""
+        subscription = await transport.subscribe(subjects.tokens(request.request_id))
+        return cls(transport, request, subscription, clock, quiet_s=quiet_s)
+
+    async def next(self, timeout_s: float) -> News | None:
+        """The next news, or None after `timeout_s`. Raises Unavailable when the connection is closed."""
+        until = self._clock.monotonic_ns() + int(timeout_s * 1e9)
+        while not self._news:
+            left = (until - self._clock.monotonic_ns()) / 1e9
+            if left <= 0:
+                return None
+            if self._reads:
+                await self._read(left)
+            else:
+                await self._listen(min(left, self._quiet_s))
+        return self._news.popleft()
+
+    async def _listen(self, timeout_s: float) -> None:
+        """One live message, or a look at the journal after a quiet time or a loss."""
+        message = await self._subscription.next(timeout_s)
+        decoded = None if message is None else _decode(message)
+        if decoded is not None:
+            self._take(stream.step(self._state, decoded))
+        lost, self._dropped = self._subscription.dropped > self._dropped, self._subscription.dropped
+        if lost or (message is None and timeout_s >= self._quiet_s):
+            self._take(stream.ask(self._state))
+
+    async def _read(self, left_s: float) -> None:
+        """Obey the first read that is due; kept for later if the queue is away."""
+        action = self._reads[0]
+        await asyncio.sleep(min(action.delay_s, left_s))
+        try:
+            match action:
+                case ReadJournal(after=after):
+                    await self._read_journal(after)
+                case ReadLast():
+                    await self._read_last()
+        except Unavailable as error:
+            _log.warning("%s cannot be read now: %s", self._subject, error.code)
+            await asyncio.sleep(min(_RETRY_S, left_s))
+            return
+        self._reads.popleft()
+
+    async def _read_journal(self, after: int) -> None:
+        while stored := await self._transport.read(JOURNAL.name, self._subject, after=after, limit=_PAGE):
+            for message in stored:
+                after = message.sequence
+                decoded = _decode(message)
+                if decoded is not None:
+                    self._take(stream.step(self._state, decoded, message.sequence))
+            if len(stored) < _PAGE:
+                break
+        self._take(stream.read_done(self._state))
+
+    async def _read_last(self) -> None:
+        last = await self._transport.last(JOURNAL.name, self._subject)
+        decoded = None if last is None else _decode(last)
+        sequence = 0 if last is None else last.sequence
+        self._take(stream.confirm(self._state, decoded, sequence))
+
+    def _take(self, step: tuple[stream.StreamState, tuple[Action, ...]]) -> None:
+        self._state, actions = step
+        for action in actions:
+            match action:
+                case Claimed() | Emit() | End():
+                    self._news.append(action)
+                case ReadJournal() | ReadLast():
+                    self._reads.append(action)
+                case Alarm(reason=reason):
+                    _log.error("%s: %s", self._subject, reason)
+
+    async def close(self) -> None:
+        """Give the subscription back. Idempotent."""
+        await self._subscription.close()
+
+
+def _decode(message: Received) -> StreamMessage | None:
+    """A message of the stream; anything else is dropped with a line in the log."""
+    try:
+        decoded = codec.decode(message.data)
+    except ProtocolError as error:
+        _log.error("%s: %s", message.subject, error.message)
+        return None
+    if isinstance(decoded, Started | Frame | Terminal):
+        return decoded
+    _log.error("%s: a %s does not belong here", message.subject, type(decoded).__name__)
+    return None
+
+
+__all__ = ["Claimed", "Emit", "End", "News", "TokenReader"]

@@ -1,0 +1,124 @@
+"""The gateway's parts, put together: what endpoints work with."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Final
+
+from services.gateway.auth import Authenticator
+from services.gateway.broker import Broker
+from services.gateway.config import GatewaySettings
+from services.gateway.dispatch import Dispatcher
+from services.gateway.faults import RemoteFailure
+from services.gateway.metrics import Metrics
+from services.gateway.model import ServedModel, load_model
+from services.gateway.prompts import PromptMaker
+from services.gateway.routing import Router
+from services.gateway.slots import Slots
+from services.gateway.workers import Crew, Fleet
+from shared.clock import SYSTEM, Clock
+from shared.errors import BurstlineError, NotFound, PermissionRefused, Unavailable
+from shared.health import Check
+from shared.lifecycle import Supervisor
+from shared.protocol.messages import Authenticate, Identity
+from shared.protocol.subjects import CANCELS, JOURNAL, REQUESTS
+from shared.telemetry import Telemetry
+from shared.transport.base import Transport
+
+
+def load_models(settings: GatewaySettings) -> dict[str, ServedModel]:
+    """Every model of the settings. Raises ModelFolderError."""
+    return {name: load_model(name, folder) for name, folder in settings.model_folders().items()}
+
+
+class Gateway:
+    """One gateway. Everything in it belongs to one event loop."""
+
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        transport: Transport,
+        telemetry: Telemetry,
+        models: Mapping[str, ServedModel],
+        *,
+        clock: Clock = SYSTEM,
+    ) -> None:
+        self.settings: Final = settings
+        self.transport: Final = transport
+        self.telemetry: Final = telemetry
+        self.models: Final = models
+        self.clock: Final = clock
+        self.metrics: Final = Metrics(telemetry.registry)
+        self.broker: Final = Broker(transport, telemetry)
+        self.authenticator: Final = Authenticator(self.broker, settings, clock)
+        self.fleet: Final = Fleet(transport, clock, silence_s=settings.worker_silence_s)
+        self.router: Final = Router(
+            self.broker, timeout_s=settings.lookup_timeout_s, max_waiting=settings.worker_max_waiting
+        )
+        self.prompts: Final = PromptMaker(settings, telemetry, clock)
+        self.dispatcher: Final = Dispatcher(transport, telemetry, settings, clock)
+        self.slots: Final = Slots(settings.max_in_flight)
+        self.draining = False
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Streams exist and heartbeats are heard for the block; what runs in the background ends with it.
+
+        Raises:
+            TaskDied: the listening ended by itself; the process should end.
+        """
+        for spec in (REQUESTS, JOURNAL, CANCELS):
+            await self.transport.ensure_stream(spec)
+        listening = asyncio.Event()
+        try:
+            async with Supervisor() as supervisor:
+                supervisor.spawn("heartbeats", self.fleet.run(listening))
+                await listening.wait()
+                yield
+        finally:
+            await self.dispatcher.close()
+            await self.authenticator.close()
+            self.prompts.close()
+
+    def model(self, name: str, identity: Identity) -> ServedModel:
+        """A model that the key may use. Raises NotFound and PermissionRefused."""
+        found = self.models.get(name)
+        if found is None:
+            raise NotFound(f"there is no model {name[:64]!r} here", param="model", code="model_not_found")
+        if identity.models and name not in identity.models:
+            raise PermissionRefused(f"this key may not use model {name!r}", param="model")
+        return found
+
+    async def crew(self, model: ServedModel) -> Crew:
+        """The live workers of a model. Raises Unavailable, before anything is enqueued."""
+        found = await self.fleet.wait_for_crew(model.name, grace_s=self.settings.no_worker_grace_s)
+        if found is None:
+            raise Unavailable(f"no live worker for model {model.name}", code="no_worker")
+        return found
+
+    # readiness: one check a thing that a request needs
+
+    def checks(self) -> dict[str, Check]:
+        """What readiness asks."""
+        return {"drain": self._drain, "nats": self._nats, "broker": self._broker, "workers": self._workers}
+
+    async def _drain(self) -> str | None:
+        return "draining" if self.draining else None
+
+    async def _nats(self) -> str | None:
+        return None if await self.transport.ready() else "no round trip to the server"
+
+    async def _broker(self) -> str | None:
+        """An unknown key is refused by a broker that lives and reaches its database."""
+        try:
+            await self.broker.call(Authenticate(key_digest="0" * 64), Identity, timeout_s=2.0, parent=None)
+        except RemoteFailure:
+            return None
+        except BurstlineError as error:
+            return error.message
+        return None
+
+    async def _workers(self) -> str | None:
+        return "; ".join(self.fleet.why_not(self.models)) or None

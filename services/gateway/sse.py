@@ -1,0 +1,72 @@
+"""Server-sent events: headers at once, comments while nothing happens (FR-52), always an end (FR-47)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any, Final
+
+import msgspec
+from starlette.types import Send
+
+DONE: Final = b"data: [DONE]\n\n"
+KEEP_ALIVE: Final = b": keep-alive\n\n"
+HEADERS: Final = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+_encoder: Final = msgspec.json.Encoder()
+
+
+def event(data: object, *, name: str | None = None) -> bytes:
+    """One event; `name` becomes its id, from which a reader can resume."""
+    head = f"id: {name}\n".encode() if name is not None else b""
+    return head + b"data: " + _encoder.encode(data) + b"\n\n"
+
+
+class EventStream:
+    """A response that is being streamed."""
+
+    def __init__(self, send: Send, *, keep_alive_s: float) -> None:
+        self._send: Final = send
+        self._keep_alive_s: Final = keep_alive_s
+
+    async def open(self) -> None:
+        """Send the headers now, and a comment so that proxies pass them on."""
+        await self._send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+        await self._write(KEEP_ALIVE)
+
+    async def relay(self, chunks: AsyncIterator[bytes]) -> None:
+        """Write what `chunks` yields, and a comment whenever it yields nothing for the interval."""
+        while (chunk := await self._next(chunks)) is not None:
+            await self._write(chunk)
+
+    async def _next(self, chunks: AsyncIterator[bytes]) -> bytes | None:
+        following = asyncio.ensure_future(_pull(chunks))
+        try:
+            while True:
+                done, _ = await asyncio.wait({following}, timeout=self._keep_alive_s)
+                if done:
+                    return following.result()
+                await self._write(KEEP_ALIVE)
+        finally:
+            if not following.done():
+                following.cancel()
+                await asyncio.gather(following, return_exceptions=True)
+
+    async def fail(self, body: dict[str, Any]) -> None:
+        """An error after the headers: in band."""
+        await self._write(event(body))
+
+    async def close(self) -> None:
+        """The end mark, and the end."""
+        await self._send({"type": "http.response.body", "body": DONE, "more_body": False})
+
+    async def _write(self, data: bytes) -> None:
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+
+async def _pull(chunks: AsyncIterator[bytes]) -> bytes | None:
+    return await anext(chunks, None)
