@@ -1,0 +1,57 @@
+"""The command line: lazy imports, delegation, clear words about what is missing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from services import cli
+
+
+def test_the_command_line_imports_no_service() -> None:
+    """An image with one extra has nothing else to import, and --help is quick."""
+    heavy = ["torch", "fastapi", "sqlalchemy", "psutil", "nats", "tokenizers", "httpx"]
+    code = f"import sys, services.cli; print([name for name in {heavy} if name in sys.modules])"
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert found.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("name", cli.DELEGATED)
+def test_every_delegated_command_exists_and_answers_help(name: str) -> None:
+    module, attribute, extra, _ = cli.DELEGATED[name]
+    assert isinstance(getattr(cli.load(module, extra), attribute), typer.Typer)
+    answer = CliRunner().invoke(cli.app, [name, "--help"])
+    assert answer.exit_code == 0, answer.output
+    assert f"burstline {name}" in answer.output
+
+
+def test_a_missing_extra_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "needs_more.py").write_text("import surely_not_installed_here\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(SystemExit) as exit_:
+        cli.load("needs_more", "gateway")
+    assert exit_.value.code == 2
+    assert (
+        "surely_not_installed_here is not installed: pip install 'burstline[gateway]'"
+        in capsys.readouterr().err
+    )
+
+
+def test_a_missing_module_of_ours_is_a_bug_and_not_an_extra() -> None:
+    with pytest.raises(ModuleNotFoundError):
+        cli.load("services.no_such_service", "gateway")
+
+
+def test_version_prints_the_installed_one() -> None:
+    answer = CliRunner().invoke(cli.app, ["version"])
+    assert answer.exit_code == 0
+    assert answer.output.count(".") == 2
