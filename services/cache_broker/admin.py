@@ -76,6 +76,17 @@ class EntryView:
     workers: tuple[str, ...]
 
 
+_TENANTS: Final = select(
+    Tenant.id,
+    Tenant.name,
+    Tenant.created,
+    Tenant.disabled,
+    Quota.cache_bytes,
+    Quota.used_bytes,
+    Quota.max_concurrent,
+).join(Quota, Quota.tenant == Tenant.id)
+
+
 def digest(key: str) -> str:
     """What stands for a key in the tables and in `Authenticate`."""
     return hashlib.sha256(key.encode()).hexdigest()
@@ -110,20 +121,9 @@ async def create_tenant(
     return tenant
 
 
-async def list_tenants(connection: AsyncConnection, name: str | None = None) -> list[TenantView]:
-    """All tenants by name, or the one of that name."""
-    statement = select(
-        Tenant.id,
-        Tenant.name,
-        Tenant.created,
-        Tenant.disabled,
-        Quota.cache_bytes,
-        Quota.used_bytes,
-        Quota.max_concurrent,
-    ).join(Quota, Quota.tenant == Tenant.id)
-    if name is not None:
-        statement = statement.where(Tenant.name == name)
-    rows = await connection.execute(statement.order_by(Tenant.name))
+async def list_tenants(connection: AsyncConnection) -> list[TenantView]:
+    """All tenants, by name."""
+    rows = await connection.execute(_TENANTS.order_by(Tenant.name))
     return [TenantView(**row._mapping) for row in rows]
 
 
@@ -133,10 +133,13 @@ async def find_tenant(connection: AsyncConnection, name: str) -> TenantView:
     Raises:
         NotFound: there is none.
     """
-    found = [tenant for tenant in await list_tenants(connection) if name in (tenant.name, tenant.id)]
-    if not found:
+    # An id has an underscore, which no name may have: at most one row.
+    row = (
+        await connection.execute(_TENANTS.where((Tenant.name == name) | (Tenant.id == name)))
+    ).one_or_none()
+    if row is None:
         raise NotFound(f"there is no tenant {name}")
-    return found[0]
+    return TenantView(**row._mapping)
 
 
 async def disable_tenant(connection: AsyncConnection, name: str, *, now: datetime) -> None:

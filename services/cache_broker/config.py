@@ -28,4 +28,5 @@ class BrokerSettings(Settings):
     health_host: str = "127.0.0.1"
     health_port: int = Field(default=0, ge=0, le=65535)  # 0 = a free one, logged
     call_timeout_s: float = Field(default=6.0, gt=0, le=60)  # a whole call, waiting for a connection included
+    start_timeout_s: float = Field(default=60.0, gt=0)  # wait for Postgres at the start
     drain_timeout_s: float = Field(default=10.0, gt=0)

@@ -76,7 +76,7 @@ async def reap(connection: AsyncConnection, *, silent_since: datetime, now: date
 
 async def orphaned_tenants(connection: AsyncConnection) -> list[str]:
     """Tenants with entries that no current epoch holds."""
-    statement = select(Entry.tenant).where(_orphan()).distinct().order_by(Entry.tenant)
+    statement = select(Entry.tenant).where(orphan()).distinct().order_by(Entry.tenant)
     return list((await connection.execute(statement)).scalars())
 
 
@@ -89,7 +89,7 @@ async def drop_orphans(connection: AsyncConnection, tenant: str, *, now: datetim
     gone: list[Row[*tuple[Any, ...]]] = list(
         await connection.execute(
             select(Entry.id, (Entry.state_bytes + Entry.kv_bytes).label("size"))
-            .where(Entry.tenant == tenant, _orphan())
+            .where(Entry.tenant == tenant, orphan())
             .with_for_update(of=Entry)
         )
     )
@@ -127,7 +127,8 @@ async def forget(connection: AsyncConnection, *, reaped_before: datetime) -> int
     return len((await connection.execute(statement)).all())
 
 
-def _orphan() -> Any:
+def orphan() -> Any:
+    """A condition: no current epoch holds the entry."""
     current = (
         exists()
         .where(Replica.entry == Entry.id)

@@ -12,7 +12,6 @@ from opentelemetry.trace import SpanKind
 from services.cache_broker import presence
 from services.cache_broker.database import Database, Work
 from services.cache_broker.handlers import Handlers
-from services.cache_broker.settle import wait
 from shared.clock import Clock
 from shared.errors import BurstlineError
 from shared.protocol import codec, subjects
@@ -55,18 +54,10 @@ def answerer(
 
 
 async def hear(
-    heartbeats: Subscription,
-    database: Database,
-    clock: Clock,
-    stop: asyncio.Event,
-    *,
-    new_epoch: Callable[[], Awaitable[None]],
+    heartbeats: Subscription, database: Database, clock: Clock, *, new_epoch: Callable[[], Awaitable[None]]
 ) -> None:
-    """Note heartbeats until `stop` is set. `new_epoch` runs after one that replaces a worker's older epoch."""
-    while not stop.is_set():
-        received = await heartbeats.next(RETRY_S)
-        if received is None:
-            continue
+    """Note heartbeats until cancelled. `new_epoch` runs after one that replaces a worker's older epoch."""
+    async for received in heartbeats:
         try:
             beat = codec.decode_as(Heartbeat, received.data)
             if await database.run(_noter(beat, clock)):
@@ -75,7 +66,7 @@ async def hear(
         except BurstlineError as error:
             # The next beat is two seconds away; an outage must not end the listening.
             _log.warning("a heartbeat was not noted: %s", error.message)
-            await wait(stop, RETRY_S)
+            await asyncio.sleep(RETRY_S)
 
 
 def _noter(beat: Heartbeat, clock: Clock) -> Work[bool]:

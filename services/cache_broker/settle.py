@@ -38,15 +38,15 @@ class Settler:
             "burstline_broker_settled", "Terminal frames read", ["outcome"], registry=registry
         )
 
-    async def run(self, consumer: PullConsumer, stop: asyncio.Event) -> None:
-        """Until `stop` is set. Time-outs and outages are waited out; the messages stay in the stream."""
-        while not stop.is_set():
+    async def run(self, consumer: PullConsumer) -> None:
+        """Until cancelled. Time-outs and outages are waited out; the messages stay in the stream."""
+        while True:
             try:
                 deliveries = await consumer.fetch(limit=FETCH, timeout=WAIT_S)
                 await self.settle(deliveries)
             except BurstlineError as error:
                 _log.warning("settling waits: %s", error.message)
-                await wait(stop, RETRY_S)
+                await asyncio.sleep(RETRY_S)
 
     async def settle(self, deliveries: list[Delivery]) -> None:
         """Write the usage of a batch in one transaction, then acknowledge it; hand it back when the database is away.
@@ -98,14 +98,6 @@ async def record(connection: AsyncConnection, terminals: list[Terminal]) -> int:
     rows = {frame.request_id: _row(frame) for frame in terminals}
     statement = insert(Usage).values(list(rows.values())).on_conflict_do_nothing().returning(Usage.request)
     return len((await connection.execute(statement)).all())
-
-
-async def wait(stop: asyncio.Event, seconds: float) -> None:
-    """Sleep that ends early when `stop` is set."""
-    try:
-        await asyncio.wait_for(stop.wait(), seconds)
-    except TimeoutError:
-        return
 
 
 def _row(frame: Terminal) -> dict[str, object]:

@@ -20,7 +20,6 @@ from services.cache_broker import catalogue, presence
 from services.cache_broker.config import BrokerSettings
 from services.cache_broker.database import Database, Work
 from services.cache_broker.models import Entry, LeaseRow, LedgerRow, Replica
-from services.cache_broker.settle import wait
 from shared.clock import Clock
 from shared.errors import BurstlineError
 from shared.transport.base import Transport
@@ -44,12 +43,10 @@ class Sweeper:
         self._last_tick = self._listening_since
         self._swept = Counter("burstline_broker_swept", "What expired", ["what"], registry=registry)
 
-    async def run(self, transport: Transport, stop: asyncio.Event) -> None:
-        """Until `stop` is set; an outage of the database is waited out."""
-        while not stop.is_set():
-            await wait(stop, self._settings.sweep_interval_s)
-            if stop.is_set():
-                return
+    async def run(self, transport: Transport) -> None:
+        """Until cancelled; an outage of the database is waited out."""
+        while True:
+            await asyncio.sleep(self._settings.sweep_interval_s)
             try:
                 await self.sweep(hearing=await transport.ready())
             except BurstlineError as error:
