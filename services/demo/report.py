@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from services.demo.client import Answer
+from shared.tracestore import StoredSpan
 
 GRID: Final = 64
+LEVELS: Final = 3
+ALIKE: Final = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +55,25 @@ def reuse_faults(requests: list[Turn], header_tokens: int) -> list[str]:
         if now.cached_tokens < least:
             faults.append(f"request {number} reused {now.cached_tokens} tokens; at least {least} could be")
     return faults
+
+
+def essential(spans: list[StoredSpan]) -> list[StoredSpan]:
+    """The spans that fit on a screen: three levels, and of a run of equal names the first few."""
+    parents = {span.span_id: span.parent_id for span in spans}
+    seen: Counter[tuple[str, str]] = Counter()
+    kept = []
+    for span in spans:
+        seen[span.parent_id, span.name] += 1
+        if _depth(span.span_id, parents) < LEVELS and seen[span.parent_id, span.name] <= ALIKE:
+            kept.append(span)
+    return kept
+
+
+def _depth(span_id: str, parents: dict[str, str]) -> int:
+    depth = 0
+    while (span_id := parents[span_id]) in parents:
+        depth += 1
+    return depth
 
 
 def figures(turn: Turn) -> str:

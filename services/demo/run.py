@@ -14,7 +14,7 @@ from rich.console import Console
 from tokenizers import Tokenizer
 
 from services.demo.client import Answer, Chat
-from services.demo.report import Turn, figures, result, reuse_faults, turn_of
+from services.demo.report import Turn, essential, figures, result, reuse_faults, turn_of
 from services.demo.script import INSTRUCTIONS, QUESTIONS, TOOLS, Message, run_tool
 from services.embedded.bootstrap import ensure_key
 from services.embedded.config import EmbeddedSettings
@@ -167,8 +167,8 @@ def main(*, data_dir: Path, started_s: int, json_file: Path | None) -> int:
     )
     if json_file is not None:
         json_file.write_text(json.dumps(told) + "\n", encoding="utf-8")
-    for fault in faults:
-        out(f"NOT AS PROMISED: {fault}")
+    for broken in faults:
+        out(f"NOT AS PROMISED: {broken}")
     out(json.dumps(told))
     return 1 if faults else 0
 
@@ -193,10 +193,14 @@ def _family(stack: Stack) -> list[psutil.Process]:
 
 
 def _show_trace(common: CommonSettings, trace_id: str) -> int:
-    """Draw the last trace; how many spans it has. The services have stopped, so all are written."""
+    """Draw what is essential of a trace; how many spans it has. The services have stopped, so all are written."""
     if common.otlp_endpoint is not None:
         out(f"The trace went to {common.otlp_endpoint}: {trace_id}")
         return 0
     spans = TraceStore(common.data_dir / TRACES_FILE).read(trace_id)
-    Console().print(render_waterfall(spans))
+    Console().print(render_waterfall(essential(spans)))
+    out(
+        f"{len(spans)} spans from HTTP to SQL. All of them: "
+        f"BURSTLINE_DATA_DIR={common.data_dir} .venv/bin/burstline trace {trace_id[:8]}"
+    )
     return len(spans)

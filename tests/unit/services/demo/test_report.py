@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from services.demo.report import Turn, reuse_faults
+from services.demo.report import ALIKE, Turn, essential, reuse_faults
 from services.demo.script import run_tool
+from shared.tracestore import StoredSpan
 
 
 def turn(prompt: int, cached: int) -> Turn:
@@ -45,3 +46,20 @@ def test_every_request_is_judged_against_the_one_before() -> None:
 )
 def test_the_tool_answers_whatever_the_model_wrote(name: str, arguments: str, answer: str) -> None:
     assert run_tool(name, arguments) == answer
+
+
+def span(identifier: str, parent: str, name: str) -> StoredSpan:
+    return StoredSpan(
+        trace_id="t", span_id=identifier, parent_id=parent, service="s", name=name, start_ns=0, end_ns=1
+    )
+
+
+def test_the_essential_of_a_trace_is_shallow_and_without_long_runs() -> None:
+    spans = [
+        span("a", "remote", "http"),
+        span("b", "a", "worker"),
+        span("c", "b", "lease"),
+        span("d", "c", "sql"),
+    ]
+    bursts = [span(f"x{number}", "b", "burst") for number in range(ALIKE + 5)]
+    assert essential(spans + bursts) == spans[:3] + bursts[:ALIKE]
