@@ -41,12 +41,13 @@ class WireTransport:
         self._closing = True
         for subscription in list(self._open):
             await subscription.close()
-        try:
-            for _, pull in self._pulls.values():
-                await pull.close()
-            await self._wire.barrier(FLUSH_S)
-        except Unavailable:
-            _log.warning("the connection was closed before the server had everything")
+        if await self._wire.connected(0):
+            try:
+                for _, pull in self._pulls.values():
+                    await pull.close()
+                await self._wire.barrier(FLUSH_S)
+            except Unavailable:
+                _log.warning("the connection was closed before the server had everything")
         await self._wire.close()
 
     async def ready(self) -> bool:

@@ -55,6 +55,7 @@ class NatsWire:
         self._name = name
         self._client = Client()
         self._up = asyncio.Event()
+        self._opened = False
         self._closing = False
         self._last_error = ""
         self._told: set[str] = set()
@@ -92,13 +93,20 @@ class NatsWire:
             raise Unavailable(
                 f"no connection to NATS at {redact(url)} within {timeout:g} s: {reason}"
             ) from error
+        self._opened = True
         self._up.set()
 
     async def close(self) -> None:
         """End for good. Idempotent."""
         self._closing = True
         self._up.clear()
-        await self._client.close()
+        if not self._client.is_connected:
+            self._client._pending.clear()  # nats-py would write it to the dead socket, and fail half-way through
+            self._client._pending_data_size = 0
+        try:
+            await self._client.close()
+        except OSError as error:
+            _log.debug("close: %s", error)
 
     @property
     def max_payload_bytes(self) -> int:
@@ -182,6 +190,8 @@ class NatsWire:
         else:
             text = redact(str(error) or type(error).__name__)
             self._last_error = text
+            if not self._opened and "authorization" in text.lower():
+                raise error  # ends the first connect: trying again would not help
             if not self._up.is_set():
                 _log.debug("NATS: %s", text)
                 return

@@ -1,0 +1,1 @@
+"""Shared modules against real servers and processes."""
