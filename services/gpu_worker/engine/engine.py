@@ -296,7 +296,7 @@ class Engine:
                     capture_id=capture.capture_id,
                     request_id=capture.request_id,
                     key=entry.key,
-                    parent_key=entry.parent.key if entry.parent else None,
+                    parent_key=capture.parent.key if capture.parent else None,
                     splits_key=capture.splits.key if capture.splits else None,
                     position=entry.position,
                     state_bytes=self.state_bytes,

@@ -54,6 +54,7 @@ class Capture:
     request_id: str
     entry: Entry
     fresh: bool
+    parent: Entry | None  #: nearest entry below when it was captured; a later split may come between
     splits: Entry | None  #: whose rows up to the position passed to the entry
     state: StoredState
     kv_blocks: int  #: blocks that the entry is charged for by this capture

@@ -222,6 +222,7 @@ class CacheManager:
             request_id=request.request_id,
             entry=entry,
             fresh=fresh,
+            parent=entry.parent,
             splits=splits,
             state=state,
             kv_blocks=entry.blocks if fresh else 0,
@@ -235,7 +236,7 @@ class CacheManager:
         capture = self._pending.get(capture_id)
         if capture is None:
             return False
-        ground = [entry for entry in (capture.entry.parent, capture.splits) if entry is not None]
+        ground = [entry for entry in (capture.parent, capture.splits) if entry is not None]
         if capture.fresh and not all(entry.published for entry in ground):
             self._drop(capture)
             return False
@@ -252,13 +253,16 @@ class CacheManager:
             self._drop(capture)
 
     def _drop(self, capture: Capture) -> None:
+        """Later captures that were charged on top of this one go first, the newest first, so that splits heal."""
         del self._pending[capture.capture_id]
         if capture.fresh:
-            for other in list(self._pending.values()):
-                builds = other.fresh and (
-                    other.entry.parent is capture.entry or other.splits is capture.entry
-                )
-                if builds and other.capture_id in self._pending:
+            for other in sorted(self._pending.values(), key=lambda c: -c.capture_id):
+                later = other.capture_id > capture.capture_id and other.fresh
+                if (
+                    later
+                    and capture.entry in (other.parent, other.splits)
+                    and other.capture_id in self._pending
+                ):
                     self._drop(other)
             self.blocks.release(self.tree.unplace(capture.entry, capture.splits))
         self.snapshots.release(capture.state.snapshot)
@@ -318,7 +322,7 @@ class CacheManager:
         if not entry.published or entry.pins or (children is not None and entry.children > children):
             return False
         return not any(
-            entry in (capture.entry, capture.splits, capture.entry.parent)
+            entry in (capture.entry, capture.splits, capture.parent, capture.entry.parent)
             for capture in self._pending.values()
         )
 

@@ -1,0 +1,1 @@
+"""Tests of unit/services/gpu_worker/engine/sessions."""
