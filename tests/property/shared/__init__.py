@@ -1,0 +1,1 @@
+"""Properties of the protocol and of token streams, for whatever hypothesis thinks of."""

@@ -1,0 +1,1 @@
+"""What two services agree on, module by module."""

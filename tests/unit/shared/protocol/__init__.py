@@ -1,0 +1,1 @@
+"""The wire: messages, codec, subjects, chain keys, streams."""

@@ -1,0 +1,1 @@
+"""Parts of the transport that need no server."""
