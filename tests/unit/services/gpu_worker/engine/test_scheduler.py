@@ -1,0 +1,57 @@
+"""Plans are pure functions of the picture."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.gpu_worker.engine.requests import EngineLimits
+from services.gpu_worker.engine.scheduler import Room, admissions, plan_step
+
+LIMITS = EngineLimits(burst_rounds=8, busy_burst_rounds=2)
+
+
+@pytest.mark.parametrize(
+    ("waiting", "room", "count"),
+    [
+        ([2, 2, 2], Room(blocks=5, slots=9, batch=9), 2),
+        ([2, 2, 2], Room(blocks=99, slots=1, batch=9), 1),
+        ([2, 2, 2], Room(blocks=99, slots=9, batch=2), 2),
+        ([9, 1], Room(blocks=5, slots=9, batch=9), 0),
+        ([], Room(blocks=5, slots=9, batch=9), 0),
+    ],
+    ids=["blocks", "slots", "batch", "head holds back", "empty"],
+)
+def test_admissions(waiting: list[int], room: Room, count: int) -> None:
+    assert admissions(waiting, room) == count
+
+
+def test_a_long_prompt_gets_one_chunk_and_streams_short_bursts() -> None:
+    plan = plan_step([1000, 200], 3, prefill_chunk=256, limits=LIMITS)
+    assert plan.prefill == (256, 0)
+    assert plan.rounds == 2
+
+
+def test_where_a_prompt_ends_the_first_tokens_leave_at_once() -> None:
+    plan = plan_step([70, 500], 0, prefill_chunk=256, limits=LIMITS)
+    assert plan.prefill == (70, 128)
+    assert plan.rounds == 1
+
+
+def test_without_prompts_bursts_are_long() -> None:
+    assert plan_step([], 3, prefill_chunk=256, limits=LIMITS).rounds == 8
+
+
+@given(
+    priming=st.lists(st.integers(1, 2000), max_size=5),
+    decoding=st.integers(0, 8),
+    tiles=st.integers(1, 8),
+)
+@settings(max_examples=60, deadline=None)
+def test_shares_keep_to_the_budget_and_the_grid(priming: list[int], decoding: int, tiles: int) -> None:
+    plan = plan_step(priming, decoding, prefill_chunk=64 * tiles, limits=LIMITS)
+    assert sum(plan.prefill) <= 64 * tiles
+    for share, left in zip(plan.prefill, priming, strict=True):
+        assert share == left or share % 64 == 0
+    assert not priming or plan.prefill[0] > 0, "the oldest always goes on"

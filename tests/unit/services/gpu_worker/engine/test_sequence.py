@@ -1,0 +1,67 @@
+"""SequenceState and its guard."""
+
+from __future__ import annotations
+
+import pytest
+
+from services.gpu_worker.engine.sequence import ResourceGuard, SequenceState
+from shared.errors import EngineFault
+
+
+def test_c6_everything_returns_once_in_reverse_order() -> None:
+    returned: list[str] = []
+    guard = ResourceGuard()
+    guard.add(lambda: returned.append("slot"))
+    guard.add(lambda: returned.append("blocks"))
+    guard.release()
+    guard.release()
+    assert returned == ["blocks", "slot"]
+    with pytest.raises(EngineFault):
+        guard.add(lambda: None)
+
+
+def test_a_failing_release_does_not_keep_the_others() -> None:
+    returned: list[str] = []
+
+    def fails() -> None:
+        raise EngineFault("twice")
+
+    guard = ResourceGuard()
+    guard.add(lambda: returned.append("slot"))
+    guard.add(fails)
+    with pytest.raises(EngineFault, match="twice"):
+        guard.release()
+    assert returned == ["slot"]
+
+
+def test_r_q24_host_only_owns_nothing() -> None:
+    sequence = SequenceState.host_only()
+    assert sequence.seq_len == 0
+    assert sequence.prompt_len is None
+    assert sequence.block_table == []
+    sequence.guard.release()
+    with pytest.raises(EngineFault):
+        sequence.ssm_slot_idx()
+
+
+def test_r_q15_a_retried_lookup_changes_nothing() -> None:
+    sequence = SequenceState(block_table=[7, 8])
+    for _ in range(3):
+        sequence.apply_hit(list(range(64)), [3])
+    assert sequence.block_table == [3, 7, 8]
+    assert sequence.seq_len == sequence.marconi_skip_to == sequence.cached_prefix_tokens == 64
+    assert sequence.cached_prefix_blocks == 1
+
+
+def test_a_prefix_off_the_grid_is_refused() -> None:
+    with pytest.raises(EngineFault):
+        SequenceState(block_table=[1]).apply_hit([1, 2, 3], [0])
+
+
+def test_r_q16_rows_never_exceed_the_blocks() -> None:
+    sequence = SequenceState(block_table=[1])
+    sequence.commit(list(range(64)))
+    assert sequence.kv_valid_tokens == 64
+    with pytest.raises(EngineFault):
+        sequence.commit([1])
+    assert sequence.seq_len == sequence.kv_valid_tokens == 64
