@@ -74,7 +74,10 @@ class End:
 
 @dataclass(frozen=True, kw_only=True)
 class Alarm:
-    """Something that must not happen: the message was dropped. `reason` holds no tokens."""
+    """Something that must not happen: the message was dropped. `reason` holds no tokens.
+
+    The reader should end its stream with an error: what comes after may not fit what was relayed.
+    """
 
     reason: str
 

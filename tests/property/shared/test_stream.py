@@ -267,5 +267,4 @@ def test_a_journal_that_disagrees_with_what_was_relayed_raises_an_alarm(
     reader.do(stream.step(reader.state, frame(1, right.choice, 0, (999_999,))))
     for one in stored:
         reader.do(stream.step(reader.state, one.message, one.sequence))
-    assert reader.emitted[right.choice] == [999_999]
-    assert reader.alarms
+    assert any("disagrees" in reason for reason in reader.alarms)
