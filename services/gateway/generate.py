@@ -25,7 +25,7 @@ from services.gateway.resolve import Admission, budget, check_limits, resolve
 from services.gateway.routing import Route
 from services.gateway.schemas.fields import GenerationFields
 from services.gateway.service import Gateway
-from services.gateway.sse import EventStream, event
+from services.gateway.sse import EventNames, EventStream, event
 from shared.errors import BurstlineError, InvalidRequest
 from shared.protocol.messages import GenerateRequest, Identity, Priority
 from shared.protocol.stream import Claimed, Emit, End
@@ -214,13 +214,14 @@ class _Run:
         """SSE events. A finish waits for what follows it, so that the last one can carry the telemetry."""
         usage = self._validated.fields.usage_chunk
         held: tuple[str, dict[str, Any]] | None = None
+        names = EventNames()
         async with aclosing(self._updates(generation, answer)) as updates:
             async for update in updates:
                 if held is not None:
                     yield event(form.chunk(held[1]), name=held[0])
                     held = None
-                for place, choice in enumerate(form.chunks(update)):
-                    name = f"{update.choice}.{update.position}.{place}"
+                for choice in form.chunks(update):
+                    name = names.name(update.choice, update.position)
                     if choice["finish_reason"] is None:
                         yield event(form.chunk(choice), name=name)
                     else:

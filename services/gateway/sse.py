@@ -26,6 +26,20 @@ def event(data: object, *, name: str | None = None) -> bytes:
     return head + b"data: " + _encoder.encode(data) + b"\n\n"
 
 
+class EventNames:
+    """Ids of events: choice.token.sub-event. Tokens = those of the choice taken in when the event was made."""
+
+    def __init__(self) -> None:
+        self._last: dict[int, tuple[int, int]] = {}
+
+    def name(self, choice: int, position: int) -> str:
+        """The next event's id."""
+        last, sub = self._last.get(choice, (-1, 0))
+        sub = sub + 1 if last == position else 0
+        self._last[choice] = (position, sub)
+        return f"{choice}.{position}.{sub}"
+
+
 class EventStream:
     """A response that is being streamed."""
 

@@ -1,0 +1,333 @@
+"""The line around a gateway, scripted: the broker's answers, and a worker that journals what a test tells it."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from services.gateway.app import create_app
+from services.gateway.config import POCKET, GatewaySettings
+from services.gateway.model import ServedModel, load_model
+from services.gateway.service import Gateway
+from shared.clock import SYSTEM
+from shared.protocol import codec, subjects
+from shared.protocol.messages import (
+    Authenticate,
+    CancelRequest,
+    ChoiceEnd,
+    EntryRef,
+    Failure,
+    FinishReason,
+    Frame,
+    GenerateRequest,
+    Heartbeat,
+    Identity,
+    Lookup,
+    LookupReply,
+    Message,
+    Speculation,
+    SpecTelemetry,
+    Started,
+    Terminal,
+    TokenLogprobs,
+    pack_tokens,
+)
+from shared.telemetry import build
+from shared.transport.base import Delivery, Received
+from shared.transport.memory import MemoryServer, MemoryTransport
+
+KEY = "bl_test-key"
+OTHER_KEY = "bl_other-key"
+HEADERS = {"authorization": f"Bearer {KEY}"}
+FINGERPRINT = "f" * 64
+MODEL: ServedModel = load_model("pocket", POCKET)
+
+
+def ids(text: str) -> list[int]:
+    """Tokens of a text, control tokens included."""
+    return MODEL.vocabulary.encode(MODEL.vocabulary.control.split(text))
+
+
+def words(text: str, *, size: int = 1) -> list[list[int]]:
+    """Tokens of a text as bursts of `size`."""
+    tokens = ids(text)
+    return [tokens[begin : begin + size] for begin in range(0, len(tokens), size)]
+
+
+class FakeBroker:
+    """Answers Authenticate and Lookup."""
+
+    def __init__(self) -> None:
+        self.identities = {
+            hashlib.sha256(KEY.encode()).hexdigest(): _identity("acme", "key-1"),
+            hashlib.sha256(OTHER_KEY.encode()).hexdigest(): _identity("other", "key-2"),
+        }
+        self.entry: EntryRef | None = None
+        self.calls: list[Message] = []
+        self.failure: Failure | None = None
+        self.delay_s = 0.0
+
+    async def answer(self, message: Received) -> bytes:
+        """One call."""
+        call = codec.decode(message.data)
+        self.calls.append(call)
+        await asyncio.sleep(self.delay_s)
+        match call:
+            case Authenticate(key_digest=digest):
+                refused = Failure(code="invalid_api_key", message="no", status=401, retry_after_s=None)
+                unknown = _identity("", "", failure=refused)
+                known = self.identities.get(digest, unknown)
+                return codec.encode(
+                    known if self.failure is None else _identity("", "", failure=self.failure)
+                )
+            case Lookup():
+                return codec.encode(LookupReply(failure=self.failure, entry=self.entry))
+            case _:
+                raise AssertionError(type(call))
+
+
+def _identity(tenant: str, key_id: str, *, failure: Failure | None = None) -> Identity:
+    return Identity(failure=failure, tenant=tenant, key_id=key_id, models=(), max_concurrent=None)
+
+
+class Work:
+    """One request at the worker."""
+
+    def __init__(self, worker: FakeWorker, delivery: Delivery) -> None:
+        self.worker = worker
+        self.message = delivery.message
+        self.request = codec.decode_as(GenerateRequest, delivery.message.data)
+        self.cancels: list[CancelRequest] = []
+        self.cancelled = asyncio.Event()
+        self.emitted = [0] * self.request.choices
+        self.attempt = 1
+
+    async def append(self, message: Started | Frame | Terminal) -> None:
+        """Journal a message; readers see it live as well."""
+        await self.worker.transport.append(subjects.tokens(self.request.request_id), codec.encode(message))
+
+    async def start(self, *, cached: int = 0) -> None:
+        """Claim."""
+        await self.append(
+            Started(
+                request_id=self.request.request_id,
+                attempt=self.attempt,
+                worker_id=self.worker.worker_id,
+                fingerprint=FINGERPRINT,
+                cached_tokens=cached,
+                resumed_offsets=tuple(self.emitted),
+                at_ns=SYSTEM.wall_ns(),
+            )
+        )
+
+    async def burst(self, tokens: Sequence[int], choice: int = 0) -> None:
+        """One frame."""
+        wanted = self.request.top_logprobs
+        logprobs = None
+        if wanted is not None:
+            logprobs = tuple(
+                TokenLogprobs(token=token, logprob=-0.5, top=((token, -0.5),) * wanted) for token in tokens
+            )
+        await self.append(
+            Frame(
+                request_id=self.request.request_id,
+                attempt=self.attempt,
+                choice=choice,
+                offset=self.emitted[choice],
+                tokens=pack_tokens(tokens),
+                logprobs=logprobs,
+            )
+        )
+        self.emitted[choice] += len(tokens)
+
+    async def end(
+        self,
+        finish: FinishReason = "stop",
+        *,
+        failure: Failure | None = None,
+        cancel_reason: str | None = None,
+        cached: int = 0,
+    ) -> None:
+        """The terminal. A `stop` counts the end-of-turn token, which is not emitted."""
+        extra = 1 if finish == "stop" else 0
+        ends = tuple(
+            ChoiceEnd(
+                choice=choice,
+                finish=finish,
+                completion_tokens=count + extra,
+                emitted_tokens=count,
+                stop_id=2 if extra else None,
+                spec=SpecTelemetry(rounds=max(1, count // 2), drafted=count, accepted=count // 2),
+            )
+            for choice, count in enumerate(self.emitted)
+        )
+        request = self.request
+        await self.append(
+            Terminal(
+                request_id=request.request_id,
+                tenant=request.tenant,
+                key_id=request.key_id,
+                model=request.model,
+                attempt=self.attempt,
+                worker_id=self.worker.worker_id,
+                ends=ends,
+                failure=failure,
+                cancel_reason=cancel_reason,
+                prompt_tokens=len(request.prompt) // 4,
+                cached_tokens=cached,
+                completion_tokens=sum(end.completion_tokens for end in ends),
+                cache_decision="hit" if cached else "miss",
+                exact=True,
+                queue_ns=1_000_000,
+                prime_ns=2_000_000,
+                decode_ns=3_000_000,
+                at_ns=SYSTEM.wall_ns(),
+            )
+        )
+
+
+Script = Callable[[Work], Awaitable[None]]
+
+
+def says(text: str, *, size: int = 3, finish: FinishReason = "stop", cached: int = 0) -> Script:
+    """A script that answers every choice with `text` in bursts of `size`."""
+
+    async def script(work: Work) -> None:
+        await work.start(cached=cached)
+        for choice in range(work.request.choices):
+            for burst in words(text, size=size):
+                await work.burst(burst, choice)
+        await work.end(finish, cached=cached)
+
+    return script
+
+
+async def until_cancelled(work: Work) -> None:
+    """A script that streams one burst and then waits for its cancellation."""
+    await work.start()
+    await work.burst(ids("Hello"))
+    await work.cancelled.wait()
+    await work.end("cancelled", cancel_reason=work.cancels[0].reason)
+
+
+@dataclass
+class FakeWorker:
+    """Pulls what is queued and runs `script` on it."""
+
+    transport: MemoryTransport
+    worker_id: str = "w1"
+    script: Script = field(default_factory=lambda: says("Hello there."))
+    works: list[Work] = field(default_factory=list)
+    ready: bool = True
+
+    def heartbeat(self, **changes: Any) -> Heartbeat:
+        """What it says of itself."""
+        base: dict[str, Any] = {
+            "worker_id": self.worker_id,
+            "epoch": "e1",
+            "model": "pocket",
+            "fingerprint": FINGERPRINT,
+            "vocabulary_size": 4096,
+            "max_context": 4096,
+            "speculation": Speculation(drafter="mtp", k=3),
+            "ready": self.ready,
+            "draining": False,
+            "running": 0,
+            "waiting": 0,
+            "free_blocks": 10,
+            "total_blocks": 10,
+            "at_ns": SYSTEM.wall_ns(),
+        }
+        return Heartbeat(**(base | changes))
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        consumers = [
+            await self.transport.ensure_consumer(spec)
+            for spec in subjects.worker_consumers(FINGERPRINT, self.worker_id, ack_wait_s=30)
+        ]
+        cancels = await self.transport.subscribe("cxl.*")
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._hear(cancels))
+            for consumer in consumers:
+                group.create_task(self._pull(consumer, group))
+
+    async def _pull(self, consumer: Any, group: asyncio.TaskGroup) -> None:
+        while True:
+            for delivery in await consumer.fetch(limit=8, timeout=60):
+                group.create_task(self._serve(delivery))
+
+    async def _serve(self, delivery: Delivery) -> None:
+        work = Work(self, delivery)
+        self.works.append(work)
+        await self.script(work)
+        await delivery.ack()
+
+    async def _hear(self, cancels: Any) -> None:
+        async for message in cancels:
+            cancel = codec.decode_as(CancelRequest, message.data)
+            for work in self.works:
+                if work.request.request_id == cancel.request_id:
+                    work.cancels.append(cancel)
+                    work.cancelled.set()
+
+
+@dataclass
+class Line:
+    """Everything a test may touch."""
+
+    gateway: Gateway
+    app: Any
+    client: httpx.AsyncClient
+    broker: FakeBroker
+    worker: FakeWorker
+    server: MemoryServer
+    spans: InMemorySpanExporter
+
+    async def chat(self, **fields: Any) -> httpx.Response:
+        """POST a conversation of one turn, unless the fields say otherwise."""
+        body = {"model": "pocket", "messages": [{"role": "user", "content": "Hi"}]} | fields
+        return await self.client.post("/v1/chat/completions", json=body)
+
+    async def complete(self, **fields: Any) -> httpx.Response:
+        """POST a raw prompt."""
+        return await self.client.post("/v1/completions", json={"model": "pocket", "prompt": "Hi"} | fields)
+
+
+@asynccontextmanager
+async def running_line(**settings: Any) -> AsyncIterator[Line]:
+    """A gateway in the middle of its line."""
+    server = MemoryServer()
+    spans = InMemorySpanExporter()
+    telemetry = build("gateway", None)
+    telemetry.provider.add_span_processor(SimpleSpanProcessor(spans))
+    gateway = Gateway(GatewaySettings(**settings), MemoryTransport(server), telemetry, {"pocket": MODEL})
+    broker, worker = FakeBroker(), FakeWorker(MemoryTransport(server))
+    side = MemoryTransport(server)
+    app = create_app(gateway)
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    async with (
+        gateway.running(),
+        httpx.AsyncClient(
+            transport=transport, base_url="http://gateway", headers=HEADERS, timeout=30
+        ) as client,
+    ):
+        await side.serve(subjects.BROKER_CALLS, subjects.BROKER_QUEUE, broker.answer, concurrency=64)
+        gateway.fleet.note(worker.heartbeat())
+        task = asyncio.create_task(worker.run())
+        try:
+            yield Line(gateway, app, client, broker, worker, server, spans)
+        finally:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+            await side.close()
+            telemetry.shutdown()

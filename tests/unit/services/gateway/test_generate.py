@@ -1,0 +1,307 @@
+"""Both endpoints, streaming and not, through the whole gateway."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from services.gateway.answer import call_id
+from shared.protocol.messages import Failure, unpack_tokens
+from tests.unit.services.gateway.line import HEADERS, MODEL, Line, Work, ids, running_line, says, words
+
+
+def events(response: httpx.Response) -> list[dict[str, Any]]:
+    """The data of an SSE body, [DONE] checked and left out."""
+    data = [line[6:] for line in response.text.splitlines() if line.startswith("data: ")]
+    assert data[-1] == "[DONE]"
+    return [json.loads(item) for item in data[:-1]]
+
+
+def content(chunks: list[dict[str, Any]], index: int = 0) -> str:
+    """Concatenated content deltas of a choice."""
+    deltas = [choice["delta"] for chunk in chunks for choice in chunk["choices"] if choice["index"] == index]
+    return "".join(delta.get("content") or "" for delta in deltas)
+
+
+async def test_chat_answers_in_one_object(line: Line) -> None:
+    response = await line.chat(seed=7)
+    assert response.status_code == 200
+    body = response.json()
+    assert body["object"] == "chat.completion"
+    assert body["choices"][0]["message"] == {"role": "assistant", "content": "Hello there.", "refusal": None}
+    assert body["choices"][0]["finish_reason"] == "stop"
+    assert body["usage"]["completion_tokens"] == len(ids("Hello there.")) + 1
+    assert body["usage"]["prompt_tokens"] == len(unpack_tokens(line.worker.works[0].request.prompt))
+    assert body["burstline"]["seed"] == 7
+    assert body["burstline"]["worker"] == "w1"
+    assert body["burstline"]["trace_id"] == response.headers["x-trace-id"]
+    assert body["system_fingerprint"] == "fp_" + "f" * 16
+
+
+async def test_chat_streams_the_same_text(line: Line) -> None:
+    response = await line.chat(stream=True)
+    assert response.headers["content-type"].startswith("text/event-stream")
+    chunks = events(response)
+    assert content(chunks) == "Hello there."
+    assert chunks[0]["choices"][0]["delta"]["role"] == "assistant"
+    assert [c["choices"][0]["finish_reason"] for c in chunks][-1] == "stop"
+    assert chunks[-1]["burstline"]["cache_decision"] == "miss"
+
+
+async def test_completions_stream_and_whole_agree(line: Line) -> None:
+    whole = (await line.complete()).json()
+    chunks = events(await line.complete(stream=True))
+    assert whole["choices"][0]["text"] == "Hello there."
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "Hello there."
+
+
+async def test_every_parameter_is_resolved_before_the_queue(line: Line) -> None:
+    await line.chat()
+    request = line.worker.works[0].request
+    assert request.sampling.temperature == 0.0  # the folder says do_sample: false
+    assert 0 <= request.sampling.seed < 1 << 64
+    assert request.stop_ids == (0, 2)
+    assert request.speculation.k == 3
+    assert request.max_tokens == 4096 - len(unpack_tokens(request.prompt))
+    assert request.cache.checkpoint_at == len(unpack_tokens(request.prompt)) - len(
+        ids("<|im_start|>assistant\n")
+    )
+
+
+async def test_a_negative_seed_is_taken_as_64_bits(line: Line) -> None:
+    await line.chat(seed=-1)
+    assert line.worker.works[0].request.sampling.seed == (1 << 64) - 1
+
+
+@pytest.mark.parametrize(
+    ("options", "usage"),
+    [(None, False), ({}, False), ({"include_usage": False}, False), ({"include_usage": True}, True)],
+)
+async def test_fr_50_usage_comes_once_in_a_last_chunk_when_asked(
+    line: Line, options: dict[str, bool] | None, usage: bool
+) -> None:
+    fields: dict[str, Any] = {"stream": True} | ({} if options is None else {"stream_options": options})
+    chunks = events(await line.chat(**fields))
+    with_usage = [chunk for chunk in chunks if chunk.get("usage")]
+    if usage:
+        assert with_usage == [chunks[-1]]
+        assert chunks[-1]["choices"] == []
+        assert all(chunk["usage"] is None for chunk in chunks[:-1])
+    else:
+        assert all("usage" not in chunk for chunk in chunks)
+
+
+async def test_fr_27_text_ids_and_logprobs_end_together_at_a_stop_string(line: Line) -> None:
+    line.worker.script = says("one two three four five", size=4)
+    body = (await line.chat(stop=[" three"], logprobs=True, top_logprobs=2, return_token_ids=True)).json()
+    choice = body["choices"][0]
+    kept = ids("one two")
+    assert choice["message"]["content"] == "one two"
+    assert choice["finish_reason"] == "stop"
+    assert choice["token_ids"] == kept
+    texts = [MODEL.vocabulary.token_bytes(token).decode() for token in kept]
+    assert [entry["token"] for entry in choice["logprobs"]["content"]] == texts
+    assert len(choice["logprobs"]["content"][0]["top_logprobs"]) == 2
+    assert body["usage"]["completion_tokens"] == len(ids("one two three"))
+
+
+async def test_a_stop_string_tells_the_worker_the_offset(line: Line) -> None:
+    async def script(work: Work) -> None:
+        await work.start()
+        for burst in words("one two three", size=1):
+            await work.burst(burst)
+        await work.cancelled.wait()
+        await work.end("cancelled", cancel_reason="stop_string")
+
+    line.worker.script = script
+    chunks = events(await line.chat(stop=" two", stream=True))
+    assert content(chunks) == "one"
+    assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
+    cancel = line.worker.works[0].cancels[0]
+    assert (cancel.reason, cancel.choice, cancel.offset) == ("stop_string", None, len(ids("one two")))
+    assert chunks[-1]["burstline"]["worker"] == "w1"
+
+
+async def test_several_choices_each_have_their_text_and_usage_counts_all(line: Line) -> None:
+    whole = (await line.chat(n=3)).json()
+    assert [choice["message"]["content"] for choice in whole["choices"]] == ["Hello there."] * 3
+    assert whole["usage"]["completion_tokens"] == 3 * (len(ids("Hello there.")) + 1)
+    chunks = events(await line.chat(n=3, stream=True))
+    assert [content(chunks, index) for index in range(3)] == ["Hello there."] * 3
+    assert sum("burstline" in chunk for chunk in chunks) == 1
+
+
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1,  "b": 2}}\n</tool_call>'
+TOOLS = [
+    {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+]
+
+
+@pytest.mark.parametrize("size", [1, 4, 100])
+async def test_fr_42_every_tool_call_is_whole_with_stable_index_and_id(line: Line, size: int) -> None:
+    line.worker.script = says(f"Sure.\n{CALL}\n{CALL}", size=size)
+    whole = (await line.chat(tools=TOOLS)).json()
+    message = whole["choices"][0]["message"]
+    assert message["content"] == "Sure."
+    assert whole["choices"][0]["finish_reason"] == "tool_calls"
+    assert [call["function"] for call in message["tool_calls"]] == [
+        {"name": "add", "arguments": '{"a": 1,  "b": 2}'}
+    ] * 2
+    chunks = events(await line.chat(tools=TOOLS, stream=True))
+    calls = [
+        call
+        for chunk in chunks
+        for choice in chunk["choices"]
+        for call in choice["delta"].get("tool_calls", [])
+    ]
+    request_id = line.worker.works[-1].request.request_id
+    assert [(call["index"], call["id"]) for call in calls] == [
+        (i, call_id(request_id, 0, i)) for i in range(2)
+    ]
+    assert all(json.loads(call["function"]["arguments"]) == {"a": 1, "b": 2} for call in calls)
+    assert content(chunks) == "Sure."
+
+
+async def test_without_tools_a_tool_call_is_text(line: Line) -> None:
+    line.worker.script = says(CALL)
+    assert (await line.chat()).json()["choices"][0]["message"]["content"] == CALL
+    body = (await line.chat(tools=TOOLS, tool_choice="none")).json()
+    assert body["choices"][0]["message"]["content"] == CALL
+
+
+async def test_thinking_is_reasoning_content(line: Line) -> None:
+    line.worker.script = says("<think>\nhm\n</think>\n\nYes")
+    message = (await line.chat()).json()["choices"][0]["message"]
+    assert message["reasoning_content"] == "hm\n"
+    assert message["content"] == "Yes"
+
+
+async def test_fr_51_cached_tokens_are_part_of_the_prompt(line: Line) -> None:
+    line.worker.script = says("ok", cached=5)
+    usage = (await line.chat()).json()["usage"]
+    assert usage["prompt_tokens_details"]["cached_tokens"] == 5
+    line.worker.script = says("ok", cached=10**6)
+    usage = (await line.chat()).json()["usage"]
+    assert usage["prompt_tokens_details"]["cached_tokens"] == usage["prompt_tokens"]
+
+
+async def test_fr_48_a_workers_failure_arrives_unchanged(line: Line) -> None:
+    failure = Failure(code="engine_fault", message="NaN logits", status=500, retry_after_s=None)
+
+    async def script(work: Work) -> None:
+        await work.start()
+        await work.burst(ids("Hel"))
+        await work.end("error", failure=failure)
+
+    line.worker.script = script
+    whole = await line.chat()
+    assert whole.status_code == 500
+    expected = {"message": "NaN logits", "type": "server_error", "param": None, "code": "engine_fault"}
+    assert whole.json() == {"error": expected}
+    assert events(await line.chat(stream=True))[-1] == {"error": expected}
+
+
+async def test_fr_47_a_fault_of_our_own_ends_the_stream_in_band(
+    line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("a secret of the implementation")
+
+    monkeypatch.setattr("services.gateway.choice.ChoiceText.feed", broken)
+    last = events(await line.chat(stream=True))[-1]
+    assert last["error"]["code"] == "internal_error"
+    assert "secret" not in json.dumps(last)
+    whole = await line.chat()
+    assert whole.status_code == 500
+    assert "secret" not in whole.text
+
+
+async def test_fr_108_a_request_that_no_worker_takes_is_refused_and_cancelled() -> None:
+    async with running_line(queue_deadline_s=0.2, quiet_s=0.05) as line:
+
+        async def deaf(work: Work) -> None:
+            await work.cancelled.wait()
+
+        line.worker.script = deaf
+        response = await line.chat()
+        assert response.status_code == 503
+        assert int(response.headers["retry-after"]) > 0
+        await line.gateway.dispatcher.close()
+        assert line.worker.works[0].cancels[0].reason == "deadline"
+
+
+async def test_the_callers_deadline_is_kept(line: Line) -> None:
+    async def slow(work: Work) -> None:
+        await work.start()
+        await work.cancelled.wait()
+
+    line.worker.script = slow
+    response = await line.client.post(
+        "/v1/completions",
+        json={"model": "pocket", "prompt": "x"},
+        headers={"x-burstline-deadline-s": "0.2"},
+    )
+    assert response.status_code == 504
+    assert response.json()["error"]["code"] == "deadline_exceeded"
+
+
+async def test_fr_52_comments_keep_a_quiet_stream_alive() -> None:
+    async with running_line(keep_alive_s=0.05) as line:
+
+        async def slow(work: Work) -> None:
+            await work.start()
+            async with line.client.stream("GET", "/healthz"):
+                pass
+            await work.cancelled.wait()
+
+        line.worker.script = slow
+        response = await line.client.post(
+            "/v1/chat/completions",
+            json={"model": "pocket", "stream": True, "messages": [{"role": "user", "content": "x"}]},
+            headers={"x-burstline-deadline-s": "0.5"},
+        )
+        assert response.status_code == 200
+        assert response.text.count(": keep-alive\n\n") >= 3
+        assert events(response)[-1]["error"]["code"] == "deadline_exceeded"
+
+
+async def test_event_ids_name_choice_token_and_sub_event(line: Line) -> None:
+    response = await line.chat(stream=True)
+    names = [row[4:] for row in response.text.splitlines() if row.startswith("id: ")]
+    assert len(set(names)) == len(names)
+    parts = [tuple(map(int, name.split("."))) for name in names]
+    assert parts == sorted(parts)
+
+
+async def test_fr_65_a_callers_request_id_is_only_a_label(line: Line) -> None:
+    headers = {**HEADERS, "x-request-id": "same"}
+    body = {"model": "pocket", "prompt": "x"}
+    responses = [await line.client.post("/v1/completions", json=body, headers=headers) for _ in range(2)]
+    assert [response.headers["x-request-id"] for response in responses] == ["same", "same"]
+    assert len({work.request.request_id for work in line.worker.works}) == 2
+
+
+async def test_no_live_worker_is_a_503_before_the_queue(line: Line) -> None:
+    line.gateway.fleet.note(line.worker.heartbeat(ready=False))
+    response = await line.chat()
+    assert response.status_code == 503
+    assert response.json()["error"]["code"] == "no_worker"
+    assert "retry-after" in response.headers
+    assert line.worker.works == []
+
+
+async def test_a_lost_live_frame_is_read_from_the_journal() -> None:
+    async with running_line(quiet_s=0.05) as line:
+
+        async def script(work: Work) -> None:
+            line.server.deliver, deliver = (lambda _: None), line.server.deliver  # type: ignore[method-assign]
+            try:
+                await says("Nobody heard this.")(work)
+            finally:
+                line.server.deliver = deliver  # type: ignore[method-assign]
+
+        line.worker.script = script
+        assert (await line.chat()).json()["choices"][0]["message"]["content"] == "Nobody heard this."
