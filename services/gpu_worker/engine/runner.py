@@ -5,6 +5,7 @@ Owns no memory: KV blocks and recurrent slots are the pools', and who may use wh
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 
 import torch
@@ -48,6 +49,7 @@ class ModelRunner:
         self._config = config
         self._shape = delta_shape(model.dims)
         self._scale = gated_delta.qk_scale(self._shape)
+        self._thread = 0
 
     @torch.no_grad()
     def prefill(self, chunks: Sequence[PrefillChunk]) -> list[Tensor]:
@@ -56,6 +58,7 @@ class ModelRunner:
         Writes the KV rows, leaves the slot's states valid at `start + n` with fold 0 and, with an MTP head, writes the
         draft rows start..start+n-1. Several chunks of one sequence in one call run in the order given.
         """
+        self._bind()
         return [self._prefill(chunk) for chunk in chunks]
 
     @torch.no_grad()
@@ -65,6 +68,7 @@ class ModelRunner:
         Folds the accepted rows of each slot's last verify into its state, then runs the new rows and keeps their inputs
         for the next fold. KV rows are written before attention reads them. `accept` must follow for every slot.
         """
+        self._bind()
         if not rows:
             return []
         self._check_verify(rows)
@@ -83,6 +87,7 @@ class ModelRunner:
     @torch.no_grad()
     def flush(self, slot: int) -> None:
         """Fold the accepted rows into the slot's state now, so that snapshots may be taken. Idempotent."""
+        self._bind()
         pending = self._states.fold(slot)
         if pending:
             plan = ReplayPlan.build([slot], [pending], 0, self._states.max_verify, self._states.num_slots)
@@ -93,6 +98,7 @@ class ModelRunner:
     @torch.no_grad()
     def logits(self, hidden: Tensor) -> Tensor:
         """[R, H] final-normed hidden (trunk or draft) -> [R, V] float32 logits."""
+        self._bind()
         return self._model.logits(hidden.contiguous())
 
     @torch.no_grad()
@@ -101,6 +107,7 @@ class ModelRunner:
 
         `logits(y)` of row p proposes the token at p + 1. Raises `EngineFault` when the model has no MTP head.
         """
+        self._bind()
         head = self._model.mtp
         if head is None:
             raise EngineFault("this model has no MTP head to draft with")
@@ -117,6 +124,13 @@ class ModelRunner:
             hiddens[number, : len(row.tokens)] = row.hiddens
         embedded = self._embed([row.tokens for row in rows], step.columns)
         return _per_sequence(head(embedded, hiddens.view(-1, self.dims.hidden), step), spans, step.columns)
+
+    def _bind(self) -> None:
+        """OpenMP keeps its thread count per calling thread: set it in whichever thread owns the engine."""
+        thread = threading.get_ident()
+        if thread != self._thread:
+            torch.set_num_threads(self._config.threads)
+            self._thread = thread
 
     def _prefill(self, chunk: PrefillChunk) -> Tensor:
         span = Span(chunk.start, len(chunk.tokens), chunk.block_table)

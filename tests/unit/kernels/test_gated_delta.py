@@ -127,14 +127,18 @@ def test_verify_bits_equal_decode(columns: int, co_tenants: int) -> None:
 
 
 def test_verify_eight_accept_three_then_verify_equals_decode() -> None:
+    """Alone, and beside a sequence that accepted all eight: the shorter fold is padded at its front."""
     rows = _rows(32)
     decoded, states = _decode(rows)
-    decoder = Decoder()
-    decoder.verify([2], [0], torch.cat([rows[:3], _rows(5, 9)])[None])
-    again = decoder.verify([2], [3], rows[None, 3:9])[0]
-    assert_equal_bits(again, decoded[3:9], "o after the rollback")
-    assert_equal_bits(decoder.state[2], states[3], "S after the rollback")
-    assert_equal_bits(decoder.fold(2, 6), states[9], "S after a flush")
+    for others in ([], [6]):
+        decoder = Decoder()
+        drafts = torch.cat([rows[:3], _rows(5, 9)])
+        decoder.verify([*others, 2], [0] * (len(others) + 1), torch.stack([drafts] * (len(others) + 1)))
+        batch = torch.stack([rows[3:9]] * (len(others) + 1))
+        again = decoder.verify([*others, 2], [*(8 for _ in others), 3], batch)[-1]
+        assert_equal_bits(again, decoded[3:9], "o after the rollback")
+        assert_equal_bits(decoder.state[2], states[3], "S after the rollback")
+        assert_equal_bits(decoder.fold(2, 6), states[9], "S after a flush")
 
 
 def test_a_new_row_never_writes_the_state() -> None:

@@ -62,6 +62,7 @@ class Rig:
             max_verify=self.max_verify,
             prefill_chunk=self.prefill_chunk,
             max_context=4096,
+            threads=torch.get_num_threads(),
         )
         dims = self.model.dims
         self.kv = KVPool(dims, self.blocks)

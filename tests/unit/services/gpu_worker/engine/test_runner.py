@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 
@@ -259,6 +261,24 @@ def test_a_verify_must_be_accepted_before_the_next() -> None:
             call()
     line.accept(1)
     line.verify([3])
+
+
+def test_the_configured_threads_hold_in_the_thread_that_runs() -> None:
+    """The engine thread is not the one that loaded the model; what OpenMP knows belongs to a thread."""
+    with threads(2):
+        rig = Rig(loaded())
+    seen: list[int] = []
+
+    def run() -> None:
+        torch.set_num_threads(1)
+        rig.start(0, table_of(0)).prefill(tokens(5))
+        seen.append(torch.get_num_threads())
+
+    with threads(1):
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join(timeout=60)
+    assert seen == [2]
 
 
 def test_without_an_mtp_head_there_is_no_draft_plane() -> None:

@@ -7,9 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+from kernels import activation
 from services.gpu_worker.engine.config import EngineConfig
 from services.gpu_worker.engine.models import fingerprint
 from services.gpu_worker.engine.models.fingerprint import numerics_fingerprint
+from services.gpu_worker.engine.models.probe import computed_bits
 from tests.unit.services.gpu_worker.engine.rig import loaded
 
 CONFIG = EngineConfig(num_blocks=8, num_slots=8, num_snapshots=1)
@@ -38,3 +40,12 @@ def test_weights_dims_threads_and_recipe_are(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(base.model, "recipe", "tiled")
     prints.add(numerics_fingerprint(base, CONFIG))
     assert len(prints) == 8
+
+
+def test_what_is_computed_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library that rounds one activation differently is another fingerprint, though all names are the same."""
+    before = numerics_fingerprint(loaded(), CONFIG)
+    assert computed_bits(loaded().model) == computed_bits(loaded().model)
+    honest = activation.swiglu
+    monkeypatch.setattr(activation, "swiglu", lambda x: honest(x) * (1.0 + 2.0**-23))
+    assert numerics_fingerprint(loaded(), CONFIG) != before
