@@ -46,7 +46,9 @@ SAMPLING = Sampling(
 )  # fmt: skip
 
 
-def make_request(request_id: str = "r1", clock: ManualClock | None = None, **changes: object) -> GenerateRequest:
+def make_request(
+    request_id: str = "r1", clock: ManualClock | None = None, **changes: object
+) -> GenerateRequest:
     """A request of tenant `t`, 200 prompt tokens, 20 completion tokens."""
     now = (clock or ManualClock()).wall_ns()
     request = GenerateRequest(
@@ -117,7 +119,9 @@ class World:
     telemetry: telemetry.Telemetry
     workers: list[Running] = field(default_factory=list)
 
-    async def worker(self, worker_id: str = "w1", *, settings: dict[str, object] | None = None, **script: object) -> Running:
+    async def worker(
+        self, worker_id: str = "w1", *, settings: dict[str, object] | None = None, **script: object
+    ) -> Running:
         """Start a worker; `script` sets fields of its engine."""
         engine = ScriptedEngine(clock=self.clock, **script)  # type: ignore[arg-type]
         options = {"worker_id": worker_id, "pull_wait_s": 0.1, "drain_limit_s": 5.0, "broker_timeout_s": 0.5}
@@ -129,7 +133,10 @@ class World:
         core = Core(
             settings=config,
             identity=Identity(
-                worker_id=worker_id, epoch=f"epoch-{len(self.workers)}", model="m", fingerprint=engine.fingerprint
+                worker_id=worker_id,
+                epoch=f"epoch-{len(self.workers)}",
+                model="m",
+                fingerprint=engine.fingerprint,
             ),
             transport=transport,
             telemetry=replace(self.telemetry, registry=tele.registry),
@@ -149,7 +156,9 @@ class World:
         specs = subjects.worker_consumers(FINGERPRINT, worker_id, ack_wait_s=15.0)
         return [await transport.ensure_consumer(spec) for spec in specs]
 
-    async def enqueue(self, request: GenerateRequest, *, to: str | None = None, headers: dict[str, str] | None = None) -> None:
+    async def enqueue(
+        self, request: GenerateRequest, *, to: str | None = None, headers: dict[str, str] | None = None
+    ) -> None:
         subject = (
             subjects.request_to(FINGERPRINT, to)
             if to

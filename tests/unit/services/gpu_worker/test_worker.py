@@ -20,7 +20,12 @@ async def test_a_request_is_streamed_ended_and_acknowledged() -> None:
         (end,) = terminal.ends
         assert (end.finish, end.completion_tokens, end.emitted_tokens) == ("length", 20, 20)
         assert (terminal.prompt_tokens, terminal.cached_tokens, terminal.completion_tokens) == (200, 0, 20)
-        assert (terminal.attempt, terminal.worker_id, terminal.failure, terminal.exact) == (1, "w1", None, True)
+        assert (terminal.attempt, terminal.worker_id, terminal.failure, terminal.exact) == (
+            1,
+            "w1",
+            None,
+            True,
+        )
         messages = await here.journalled()
         assert isinstance(messages[0], Started)
         assert messages[0].resumed_offsets == (0,)
@@ -190,7 +195,9 @@ async def test_a_fault_in_a_request_ends_it_and_is_not_repeated(monkeypatch: pyt
         await until(lambda: here.waiting_items() == 0 and running.engine.at_baseline)
 
 
-async def test_the_acknowledgement_comes_after_the_journalled_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_acknowledgement_comes_after_the_journalled_terminal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """At the moment of the ack the journal must hold the terminal already."""
     from shared.transport.memory_stream import MemoryDelivery
 

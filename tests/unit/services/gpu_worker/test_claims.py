@@ -1,0 +1,318 @@
+"""Who owns a request: fences, takeovers, redeliveries, poison, drain, and workers that die."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from shared.lifecycle import TaskDied
+from shared.protocol import codec, subjects
+from shared.protocol.messages import Frame, Started, Terminal, unpack_tokens
+from tests.unit.services.gpu_worker.rig import PROMPT, SEED, World, make_request, until, world
+from tests.unit.services.gpu_worker.scripted import FINGERPRINT, stream
+
+
+async def _claim(here: World, attempt: int, worker_id: str, expected: int, request_id: str = "r1") -> int:
+    started = Started(
+        request_id=request_id, attempt=attempt, worker_id=worker_id, fingerprint=FINGERPRINT, cached_tokens=0,
+        resumed_offsets=(0,), at_ns=attempt,
+    )  # fmt: skip
+    stored = await here.transport.append(
+        subjects.tokens(request_id), codec.encode(started), expected_last_subject_sequence=expected
+    )
+    return stored.sequence
+
+
+async def _tokens(here: World, count: int) -> None:
+    """Wait until so many completion tokens are journalled, over all choices."""
+
+    def enough() -> bool:
+        stored = here.server.streams[subjects.JOURNAL.name].read(subjects.tokens("r1"), 0, 1000)
+        frames = [
+            message
+            for message in map(codec.decode, (one.data for one in stored))
+            if isinstance(message, Frame)
+        ]
+        return sum(len(unpack_tokens(frame.tokens)) for frame in frames) >= count
+
+    await until(enough)
+
+
+async def test_fr_96_a_worker_that_lost_its_claim_publishes_nothing_more() -> None:
+    async with world() as here:
+        running = await here.worker(budget=3)
+        await here.enqueue(make_request(clock=here.clock))
+        await _tokens(here, 8)
+        before = await here.journalled()
+        last = await here.transport.last(subjects.JOURNAL.name, subjects.tokens("r1"))
+        assert last is not None
+        await _claim(here, 2, "thief", last.sequence)
+        await running.let_go()
+        await until(lambda: running.worker.room.taken == 0 and running.engine.at_baseline)
+        after = await here.journalled()
+        assert len(after) == len(before) + 1  # the other's claim alone
+        assert here.waiting_items() == 1  # and nothing was acknowledged
+
+
+async def test_c2_a_second_worker_goes_on_where_a_dead_one_stopped() -> None:
+    async with world() as here:
+        first = await here.worker("w1", budget=4)
+        await here.enqueue(make_request(clock=here.clock, max_tokens=40))
+        await _tokens(here, 12)
+        await first.die()
+        second = await here.worker("w2")
+        here.clock.advance(16)  # the acknowledgement wait of the dead one is over
+        terminal = await here.terminal()
+        assert await here.tokens() == (stream(PROMPT, SEED, 40),)
+        assert (terminal.attempt, terminal.worker_id) == (2, "w2")
+        (resumed,) = second.engine.submitted
+        assert resumed.emitted == stream(PROMPT, SEED, len(resumed.emitted))
+        assert len(resumed.emitted) == 12
+        assert (terminal.completion_tokens, terminal.ends[0].emitted_tokens) == (40, 40)
+        assert resumed.max_tokens == 40  # FR-111: the budget is the whole request's
+        await until(lambda: here.waiting_items() == 0)
+
+
+async def test_c2_several_choices_are_resumed_each_at_its_own_offset() -> None:
+    async with world() as here:
+        first = await here.worker("w1", budget=3)
+        await here.enqueue(make_request(clock=here.clock, choices=2, max_tokens=30))
+        await _tokens(here, 16)
+        await first.die()
+        second = await here.worker("w2")
+        here.clock.advance(16)
+        await here.terminal()
+        seeds = [one.sampling.seed for one in second.engine.submitted]
+        assert await here.tokens(choices=2) == tuple(stream(PROMPT, seed, 30) for seed in seeds)
+
+
+async def test_two_workers_that_begin_at_once_give_one_stream() -> None:
+    """Both read an empty journal and claim attempt 1; the fence lets one through, whatever their message ids."""
+    async with world() as here:
+        one, two = await here.worker("w1"), await here.worker("w2")
+        request = make_request(clock=here.clock, max_tokens=30)
+        from tests.unit.services.gpu_worker.doubles import TwinDelivery
+
+        data = codec.encode(request)
+        for running in (one, two):
+            assert running.worker.room.take()
+            running.worker.begin(TwinDelivery(data))
+        await here.terminal()
+        await until(lambda: one.worker.room.taken == 0 and two.worker.room.taken == 0)
+        messages = await here.journalled()
+        assert sum(isinstance(message, Terminal) for message in messages) == 1
+        assert len({message.attempt for message in messages if isinstance(message, Started)}) == sum(
+            isinstance(message, Started) for message in messages
+        )
+        assert await here.tokens() == (stream(PROMPT, SEED, 30),)
+        assert one.engine.at_baseline
+        assert two.engine.at_baseline
+
+
+async def test_a_finished_request_is_acknowledged_and_not_run_again() -> None:
+    async with world() as here:
+        request = make_request(clock=here.clock)
+        first = await here.worker()
+        await here.enqueue(request)
+        await here.terminal()
+        await until(lambda: here.waiting_items() == 0)
+        await here.enqueue(request)  # a redelivery after a lost acknowledgement looks like this
+        await until(lambda: here.waiting_items() == 0)
+        assert len(first.engine.submitted) == 1
+        await here.terminal()
+
+
+async def test_a_request_that_keeps_killing_its_workers_is_poison() -> None:
+    async with world() as here:
+        sequence = 0
+        for attempt in (1, 2, 3):
+            sequence = await _claim(here, attempt, f"dead-{attempt}", sequence)
+        running = await here.worker()
+        request = make_request(clock=here.clock)
+        await here.enqueue(request)
+        terminal = await here.terminal()
+        assert terminal.failure is not None
+        assert (terminal.failure.code, terminal.attempt) == ("poison", 4)
+        assert running.engine.submitted == []
+        kept = await here.transport.last(subjects.DEAD.name, subjects.dead(FINGERPRINT))
+        assert kept is not None
+        assert kept.data == codec.encode(request)
+        await until(lambda: here.waiting_items() == 0)
+
+
+async def test_a_journal_that_contradicts_itself_ends_in_an_error() -> None:
+    async with world() as here:
+        await _claim(here, 1, "dead", 0)
+        gap = Frame(request_id="r1", attempt=1, choice=0, offset=5, tokens=b"\1\0\0\0", logprobs=None)
+        await here.transport.append(subjects.tokens("r1"), codec.encode(gap))
+        await here.worker()
+        await here.enqueue(make_request(clock=here.clock))
+
+        def ended() -> bool:
+            last = here.server.streams[subjects.JOURNAL.name].last(subjects.tokens("r1"))
+            return last is not None and isinstance(codec.decode(last.data), Terminal)
+
+        await until(ended)
+        terminal = (await here.journalled())[-1]
+        assert isinstance(terminal, Terminal)
+        assert terminal.failure is not None
+        assert terminal.failure.code == "protocol_error"
+
+
+async def test_fr_97_claims_are_kept_while_the_engine_works_and_left_when_it_stalls() -> None:
+    async with world() as here:
+        running = await here.worker(budget=2, settings={"stall_limit_s": 60.0})
+        await here.enqueue(make_request(clock=here.clock))
+        await _tokens(here, 4)
+        for _ in range(3):
+            here.clock.advance(5)
+            await running.worker.keep_claims()
+        consumer = here.server.streams[subjects.REQUESTS.name].consumers[f"{FINGERPRINT[:16]}-normal"]
+        assert consumer.take(1) == []  # 15 s are over, and the claim still holds
+        here.clock.advance(61)  # no token in all that time
+        await running.worker.keep_claims()
+        assert running.core.metrics.stalls._value.get() == 1
+
+
+async def test_a_redelivery_to_its_own_worker_is_adopted() -> None:
+    async with world() as here:
+        running = await here.worker(budget=2)
+        await here.enqueue(make_request(clock=here.clock))
+        await _tokens(here, 4)
+        here.clock.advance(16)  # the claim was not kept in time: the queue delivers again, to the same worker
+        normal = here.server.streams[subjects.REQUESTS.name].consumers[f"{FINGERPRINT[:16]}-normal"]
+        await until(lambda: all(pending.count > 1 for pending in normal._pending.values()))
+        await running.let_go()
+        terminal = await here.terminal()
+        assert terminal.attempt == 1
+        assert len(running.engine.submitted) == 1
+        await until(lambda: here.waiting_items() == 0 and running.worker.room.taken == 0)
+
+
+async def test_fr_124_a_draining_worker_finishes_what_runs_and_takes_nothing_new() -> None:
+    async with world() as here:
+        running = await here.worker(budget=2)
+        await here.enqueue(make_request("r1", clock=here.clock))
+        await _tokens(here, 4)
+        running.drain.begin("test")
+        await until(lambda: running.worker.pulse.draining)
+        assert not running.worker.pulse.heartbeat().ready
+        await here.enqueue(make_request("r2", clock=here.clock))
+        await running.let_go()
+        await here.terminal("r1")
+        await running.task
+        assert await here.journalled("r2") == []
+        assert here.waiting_items() == 1
+
+
+async def test_fr_124_what_a_drain_cannot_finish_is_handed_back_at_once() -> None:
+    async with world() as here:
+        first = await here.worker("w1", budget=3, settings={"drain_limit_s": 0.0})
+        await here.enqueue(make_request(clock=here.clock, max_tokens=40))
+        await _tokens(here, 8)
+        first.drain.begin("test")
+        await first.task
+        await here.worker("w2")  # no clock is moved: the work item is there at once
+        terminal = await here.terminal()
+        assert terminal.attempt == 2
+        assert await here.tokens() == (stream(PROMPT, SEED, 40),)
+
+
+async def test_a_dead_engine_thread_takes_the_worker_down_and_another_goes_on() -> None:
+    async with world() as here:
+        first = await here.worker("w1", budget=2)
+        await here.enqueue(make_request(clock=here.clock, max_tokens=40))
+        await _tokens(here, 4)
+        first.engine.step_error = RuntimeError("the device is lost")
+        await first.let_go()
+        with pytest.raises(TaskDied, match="engine"):
+            await first.task
+        await here.worker("w2")
+        terminal = await here.terminal()
+        assert terminal.worker_id == "w2"
+        assert await here.tokens() == (stream(PROMPT, SEED, 40),)
+
+
+async def test_fr_110_a_stalled_engine_is_told_and_takes_the_worker_down() -> None:
+    import threading
+
+    async with world() as here:
+        stuck = threading.Event()
+        running = await here.worker(stuck=stuck, settings={"stall_limit_s": 60.0, "heartbeat_s": 0.01})
+        beats = await here.transport.subscribe(subjects.HEARTBEATS)
+        await here.enqueue(make_request(clock=here.clock))
+        await until(lambda: bool(running.engine.submitted))
+        here.clock.advance(61)
+        with pytest.raises(TaskDied, match="no progress"):
+            await running.task
+        last = None
+        while (beat := await beats.next(0.05)) is not None:
+            last = codec.decode(beat.data)
+        assert last is not None
+        assert not last.ready  # type: ignore[attr-defined]
+        stuck.set()
+
+
+async def test_an_unreachable_journal_leaves_the_request_to_another_attempt() -> None:
+    async with world() as here:
+        running = await here.worker(budget=2, settings={"journal_patience_s": 5.0})
+        await here.enqueue(make_request(clock=here.clock))
+        await _tokens(here, 4)
+        here.server.online = False
+        await running.let_go()
+        await until(lambda: not running.engine.runs)
+
+        def given_up() -> bool:
+            here.clock.advance(1)  # the patience counts from the publish that fails
+            return running.worker.room.taken == 0
+
+        await until(given_up)
+        here.server.online = True
+        assert not any(isinstance(message, Terminal) for message in await here.journalled())
+        here.clock.advance(16)
+        terminal = await here.terminal()
+        assert terminal.attempt == 2
+        assert await here.tokens() == (stream(PROMPT, SEED, 20),)
+
+
+async def test_the_room_is_never_exceeded() -> None:
+    async with world() as here:
+        running = await here.worker(budget=0, settings={"max_running": 2})
+        for number in range(6):
+            await here.enqueue(make_request(f"r{number}", clock=here.clock))
+        await until(lambda: len(running.engine.submitted) == 2)
+        await asyncio.sleep(0)
+        assert running.worker.room.taken == 2
+        await running.let_go()
+        for number in range(6):
+            await here.terminal(f"r{number}")
+        await until(lambda: here.waiting_items() == 0)
+
+
+async def test_its_own_queue_and_high_priority_go_first() -> None:
+    async with world() as here:
+        running = await here.worker(budget=0, settings={"max_running": 1})
+        await here.enqueue(make_request("first", clock=here.clock))
+        await until(lambda: len(running.engine.submitted) == 1)
+        await here.enqueue(make_request("low", clock=here.clock, priority="low"))
+        await here.enqueue(make_request("normal", clock=here.clock))
+        await here.enqueue(make_request("high", clock=here.clock, priority="high"))
+        await here.enqueue(make_request("own", clock=here.clock), to="w1")
+        await running.let_go()
+        for name in ("own", "high", "normal", "low"):
+            await here.terminal(name)
+        order = [one.request_id.partition(".")[0] for one in running.engine.submitted]
+        assert order == ["first", "own", "high", "normal", "low"]
+
+
+async def test_frames_name_their_tokens_without_gaps() -> None:
+    async with world() as here:
+        await here.worker()
+        await here.enqueue(make_request(clock=here.clock, max_tokens=50))
+        await here.terminal()
+        expected = 0
+        for frame in [message for message in await here.journalled() if isinstance(message, Frame)]:
+            assert frame.offset == expected
+            expected += len(unpack_tokens(frame.tokens))
+        assert expected == 50
