@@ -201,6 +201,6 @@ def _show_trace(common: CommonSettings, trace_id: str) -> int:
     Console().print(render_waterfall(essential(spans)))
     out(
         f"{len(spans)} spans from HTTP to SQL. All of them: "
-        f"BURSTLINE_DATA_DIR={common.data_dir} .venv/bin/burstline trace {trace_id[:8]}"
+        f"burstline trace {trace_id[:8]} --data-dir {common.data_dir}"
     )
     return len(spans)

@@ -77,6 +77,7 @@ def line() -> Iterator[Line]:
             "BURSTLINE_EMBEDDED_GATEWAY_PORT": "0",
             "BURSTLINE_EMBEDDED_DURABLE": "false",
             "BURSTLINE_EMBEDDED_RESTART_BACKOFF_S": "0.1",
+            "BURSTLINE_WORKER_ACK_WAIT_S": "4",  # how soon a killed worker's request is delivered again
             "OMP_NUM_THREADS": "1",
         }
         with log.open("wb") as output:

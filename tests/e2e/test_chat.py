@@ -13,6 +13,9 @@ from services.demo.client import Answer, Chat
 from services.demo.report import reuse_faults, turn_of
 from services.demo.run import HEADER, POCKET
 from services.demo.script import INSTRUCTIONS, QUESTIONS, TOOLS, Message
+from services.embedded.waiting import until
+from shared.telemetry import TRACES_FILE
+from shared.tracestore import TraceStore
 from tests.e2e.conftest import Line
 
 
@@ -110,11 +113,18 @@ def test_fr_84_another_tenant_gets_nothing_of_it(
 
 def test_one_trace_from_http_to_sql(line: Line, talk: tuple[list[Message], list[Answer]]) -> None:
     _, answers = talk
-    shown = line.burstline("trace", answers[1].trace_id, "--json")
+    store = TraceStore(line.folder / TRACES_FILE)
+    trace_id = answers[1].trace_id
+    services = {"gateway", "worker", "broker"}
+    assert until(lambda: {span.service for span in store.read(trace_id)} == services, timeout_s=60)
+    shown = line.burstline("trace", trace_id[:12], "--json", "-")
     assert shown.returncode == 0, shown.stderr
     spans = json.loads(shown.stdout)["spans"]
-    assert {span["service"] for span in spans} == {"gateway", "worker", "broker"}
-    assert all(span["trace_id"] == answers[1].trace_id for span in spans)
+    assert {span["trace_id"] for span in spans} == {trace_id}
+    known = {span["span_id"] for span in spans}
+    assert sum(span["parent_id"] not in known for span in spans) == 1, "one root, and everything hangs on it"
+    assert any(span["attributes"].get("db.system.name") == "postgresql" for span in spans)
+    assert any(span["name"] == "engine.burst" for span in spans)
 
 
 def test_the_books_balance(line: Line, talk: tuple[list[Message], list[Answer]], tmp_path: Path) -> None:
