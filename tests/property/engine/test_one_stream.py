@@ -1,0 +1,108 @@
+"""One request has one stream (C1): whatever shares the batch, however bursts and chunks are cut, whatever is cached.
+
+Each example runs a random set of requests through one engine with random limits, with arrivals between steps, and
+compares tokens and log probabilities with each request alone, cold, plain, in an engine of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from services.gpu_worker.engine.requests import EngineLimits, GenerateRequest, SamplingParams
+from tests.engine_kit import Driver, Outcome, build, prompt, request, run_one
+
+PARAMS = [
+    SamplingParams(seed=1, temperature=0.0),
+    SamplingParams(seed=2, temperature=1.0),
+    SamplingParams(seed=3, temperature=0.7, top_k=40, top_p=0.9, repetition_penalty=1.2),
+    SamplingParams(seed=4, temperature=0.0, frequency_penalty=0.6, presence_penalty=0.2, min_tokens=4),
+]
+PROMPTS = [
+    prompt(200, 1),
+    prompt(200, 1)[:140] + prompt(50, 2),
+    prompt(200, 1)[:64] + prompt(5, 3),
+    prompt(30, 4),
+    prompt(128, 1),
+]
+
+
+def item(which: int, rule: int, budget: int) -> GenerateRequest:
+    return request(
+        PROMPTS[which],
+        f"{which}-{rule}-{budget}",
+        max_tokens=budget,
+        sampling=PARAMS[rule],
+        stop_ids=frozenset({100, 200}),
+        top_logprobs=2,
+    )
+
+
+@cache
+def truth(which: int, rule: int, budget: int) -> Outcome:
+    return run_one(build(), replace(item(which, rule, budget), use_cache=False))
+
+
+@st.composite
+def arrivals(draw: st.DrawFn) -> list[tuple[int, int, int, int, int, int]]:
+    """(steps before it comes, prompt, rule, budget, drafts, journalled tokens)."""
+    return draw(
+        st.lists(
+            st.tuples(
+                st.integers(0, 3),
+                st.integers(0, len(PROMPTS) - 1),
+                st.integers(0, len(PARAMS) - 1),
+                st.sampled_from([1, 7, 16]),
+                st.integers(0, 7),
+                st.integers(0, 16),
+            ),
+            min_size=1,
+            max_size=5,
+        )
+    )
+
+
+@given(
+    plan=arrivals(),
+    rounds=st.sampled_from([1, 2, 7, 32]),
+    chunk=st.sampled_from([64, 128, 512]),
+    granted=st.booleans(),
+    blocks=st.sampled_from([9, 64]),
+    batch=st.sampled_from([1, 2, 8]),
+)
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+def test_c1_tokens_and_logprobs_are_those_of_the_request_alone(
+    plan: list[tuple[int, int, int, int, int, int]],
+    rounds: int,
+    chunk: int,
+    granted: bool,
+    blocks: int,
+    batch: int,
+) -> None:
+    limits = EngineLimits(burst_rounds=rounds, busy_burst_rounds=max(1, rounds // 2))
+    engine = build(limits=limits, prefill_chunk=chunk, num_blocks=blocks, max_batch=batch)
+    driver = Driver(engine, grant=lambda _: granted)
+    expected: dict[tuple[str, int], tuple[Outcome, int]] = {}
+    for number, (wait, which, rule, budget, drafts, known) in enumerate(plan):
+        for _ in range(wait):
+            driver.step()
+        alone = truth(which, rule, budget)
+        journal = tuple(alone.tokens[:known])
+        chosen = replace(
+            item(which, rule, budget), request_id=f"{number}", speculation_k=drafts, emitted=journal
+        )
+        driver.submit(chosen)
+        expected[chosen.key] = (alone, len(journal))
+    outcomes = driver.run()
+    for key, (alone, known) in expected.items():
+        got = outcomes[key]
+        assert got.tokens == alone.tokens[known:]
+        assert got.logprobs == alone.logprobs[known:]
+        assert (got.end.reason, got.end.stop_id) == (alone.end.reason, alone.end.stop_id)
+        assert got.end.completion_tokens == alone.end.completion_tokens
+    engine.check()
+    stats = engine.stats()
+    assert all(counts.owned == 0 for counts in (stats.blocks, stats.slots, stats.snapshots))
