@@ -7,6 +7,9 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Final
 
+from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
+from opentelemetry.trace import SpanContext, TraceFlags
+
 from services.gateway.auth import Authenticator
 from services.gateway.broker import Broker
 from services.gateway.config import GatewaySettings
@@ -113,7 +116,9 @@ class Gateway:
     async def _broker(self) -> str | None:
         """An unknown key is refused by a broker that lives and reaches its database."""
         try:
-            await self.broker.call(Authenticate(key_digest="0" * 64), Identity, timeout_s=2.0, parent=None)
+            await self.broker.call(
+                Authenticate(key_digest="0" * 64), Identity, timeout_s=2.0, parent=_unsampled()
+            )
         except RemoteFailure:
             return None
         except BurstlineError as error:
@@ -122,3 +127,11 @@ class Gateway:
 
     async def _workers(self) -> str | None:
         return "; ".join(self.fleet.why_not(self.models)) or None
+
+
+def _unsampled() -> SpanContext:
+    """A parent that nobody records: a probe is no trace."""
+    ids = RandomIdGenerator()
+    return SpanContext(
+        ids.generate_trace_id(), ids.generate_span_id(), is_remote=False, trace_flags=TraceFlags(0)
+    )

@@ -22,6 +22,7 @@ from shared.errors import InvalidRequest
 
 _OPEN: Final = "\ue0f0"
 _CLOSE: Final = "\ue0f1"
+_EDGE: Final = re.compile(f"[{_OPEN}{_CLOSE}]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,8 +90,8 @@ class Shield:
         return value
 
     def _cover_text(self, text: str) -> str:
-        for pattern in self._control.patterns():
-            text = pattern.sub(self._hide, text)
+        for pattern in (_EDGE, *self._control.patterns()):
+            text = pattern.sub(self._hide, text)  # the edges come first: later they are ours alone
         return text
 
     def _hide(self, match: re.Match[str]) -> str:
@@ -103,18 +104,19 @@ class Shield:
         Raises:
             InvalidRequest: the template changed a mark (cut it or changed its case), so what it stands for is lost.
         """
-        segments = [
+        return [
             Segment(
                 text=segment.text if segment.token is not None else self._restore(segment.text),
                 token=segment.token,
             )
             for segment in self._control.split(rendered)
         ]
-        if any(segment.token is None and self._nonce in segment.text for segment in segments):
-            raise InvalidRequest(
-                "the chat template cannot take control tokens inside this message", param="messages"
-            )
-        return segments
 
     def _restore(self, text: str) -> str:
-        return self._mark.sub(lambda match: self._hidden[int(match[1])], text) if self._hidden else text
+        if not self._hidden:
+            return text
+        if _EDGE.search(self._mark.sub("", text)):
+            raise InvalidRequest(
+                "the chat template cannot take control tokens inside a message", param="messages"
+            )
+        return self._mark.sub(lambda match: self._hidden[int(match[1])], text)

@@ -33,8 +33,8 @@ from shared.protocol.messages import (
     Lookup,
     LookupReply,
     Message,
-    Speculation,
     SpecTelemetry,
+    Speculation,
     Started,
     Terminal,
     TokenLogprobs,
@@ -74,11 +74,13 @@ class FakeBroker:
         self.calls: list[Message] = []
         self.failure: Failure | None = None
         self.delay_s = 0.0
+        self.asked = asyncio.Event()
 
     async def answer(self, message: Received) -> bytes:
         """One call."""
         call = codec.decode(message.data)
         self.calls.append(call)
+        self.asked.set()
         await asyncio.sleep(self.delay_s)
         match call:
             case Authenticate(key_digest=digest):
@@ -226,6 +228,8 @@ class FakeWorker:
     worker_id: str = "w1"
     script: Script = field(default_factory=lambda: says("Hello there."))
     works: list[Work] = field(default_factory=list)
+    busy: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once a request has come."""
     ready: bool = True
 
     def heartbeat(self, **changes: Any) -> Heartbeat:
@@ -268,6 +272,7 @@ class FakeWorker:
     async def _serve(self, delivery: Delivery) -> None:
         work = Work(self, delivery)
         self.works.append(work)
+        self.busy.set()
         await self.script(work)
         await delivery.ack()
 
@@ -296,6 +301,12 @@ class Line:
         """POST a conversation of one turn, unless the fields say otherwise."""
         body = {"model": "pocket", "messages": [{"role": "user", "content": "Hi"}]} | fields
         return await self.client.post("/v1/chat/completions", json=body)
+
+    async def work(self) -> Work:
+        """The first request, once the worker has it."""
+        async with asyncio.timeout(10):
+            await self.worker.busy.wait()
+        return self.worker.works[0]
 
     async def complete(self, **fields: Any) -> httpx.Response:
         """POST a raw prompt."""

@@ -1,0 +1,1 @@
+"""The gateway over real sockets, with a scripted broker and worker behind it."""

@@ -1,0 +1,1 @@
+"""Properties of the gateway's text path."""
