@@ -41,7 +41,7 @@ from shared.protocol.messages import (
     pack_tokens,
 )
 from shared.telemetry import build
-from shared.transport.base import Delivery, Received
+from shared.transport.base import Delivery, Received, Transport
 from shared.transport.memory import MemoryServer, MemoryTransport
 
 KEY = "bl_test-key"
@@ -224,7 +224,7 @@ async def until_cancelled(work: Work) -> None:
 class FakeWorker:
     """Pulls what is queued and runs `script` on it."""
 
-    transport: MemoryTransport
+    transport: Transport
     worker_id: str = "w1"
     script: Script = field(default_factory=lambda: says("Hello there."))
     works: list[Work] = field(default_factory=list)
