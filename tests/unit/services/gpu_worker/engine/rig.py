@@ -26,6 +26,19 @@ ODD = replace(
 )
 """Widths off the multiples of 32, and head groups of three."""
 
+POCKET_SHAPE = replace(
+    TINY,
+    vocab=4096,
+    hidden=320,
+    intermediate=960,
+    head_dim=64,
+    rotary_dim=16,
+    gdn_key_dim=64,
+    gdn_value_dim=64,
+    tie_embeddings=True,
+)
+"""The dimensions of models/pocket."""
+
 
 @cache
 def loaded(dims: ModelDims = TINY, *, with_mtp: bool = True, seed: int = 0) -> LoadedModel:

@@ -12,7 +12,7 @@ from services.gpu_worker.engine.batch import DraftRows, PrefillChunk, VerifyRows
 from services.gpu_worker.engine.config import ModelDims
 from services.gpu_worker.engine.models.random import TINY
 from shared.errors import EngineFault
-from tests.unit.services.gpu_worker.engine.rig import ODD, Line, Rig, loaded, table_of, tokens
+from tests.unit.services.gpu_worker.engine.rig import ODD, POCKET_SHAPE, Line, Rig, loaded, table_of, tokens
 
 PROMPT, STEPS = 250, 24
 DIMS = pytest.mark.parametrize("dims", [TINY, ODD], ids=["tiny", "odd"])
@@ -75,6 +75,29 @@ def test_rollback_equals_decode(dims: ModelDims) -> None:
     assert first == STEPS
     assert_equal_bits(line.kv(trunk_only=True), kv, "KV")
     assert line.digest() == digest
+
+
+def test_the_pocket_shape_is_exact_across_threads_and_cuts() -> None:
+    """The widths that ship: 300 rows primed in two ways, then four columns beside others, under two threads."""
+    stream = tokens(8, seed=1)
+    alone = Rig(loaded(POCKET_SHAPE)).start(0, table_of(0))
+    primed = alone.prefill(tokens(300))
+    hidden = alone.decode(stream)
+    with threads(2):
+        rig = Rig(loaded(POCKET_SHAPE))
+        others = _neighbours(rig, 3)
+        line = rig.start(8, table_of(8))
+        assert_equal_bits(line.prefill(tokens(300), (64, 192, 44)), primed, "prefill")
+        for first in (0, 4):
+            out = rig.runner.verify(
+                [*(other.rows([1, 2, 3]) for other in others), line.rows(stream[first : first + 4])]
+            )
+            assert_equal_bits(out[-1], hidden[first : first + 4], f"hidden from {first}")
+            line.accept(4)
+            for other in others:
+                other.accept(1)
+    assert line.digest() == alone.digest()
+    assert_equal_bits(line.kv(trunk_only=True), alone.kv(trunk_only=True), "KV")
 
 
 @pytest.mark.parametrize("at", [1, 63, 64, 65, 127, 128, 129])
