@@ -48,7 +48,7 @@ def decode(data: bytes) -> Message:
     """
     try:
         envelope = _envelope_decoder.decode(data)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise ProtocolError(f"not a Burstline message: {error}") from error
     kind = MESSAGES.get(envelope.name)
     if kind is None:
@@ -59,7 +59,7 @@ def decode(data: bytes) -> Message:
         )
     try:
         decoded: Message = _decoders[envelope.name].decode(envelope.body)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ProtocolError(f"bad {envelope.name}: {error}") from error
     return decoded
 

@@ -40,12 +40,12 @@ BROKER_QUEUE: Final = "broker"
 HEARTBEATS: Final = "hb.*"
 BROKER_CALLS: Final = "brk.v1.*"
 
-_TOKEN = re.compile(r"^[A-Za-z0-9_-]{1,64}$")
+_TOKEN = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 def _token(value: str, what: str) -> str:
     """One subject token; anything else could widen or redirect a subject."""
-    if not _TOKEN.match(value):
+    if not _TOKEN.fullmatch(value):
         raise ProtocolError(f"{what} may hold letters, digits, '_' and '-', 1 to 64 of them")
     return value
 

@@ -1,0 +1,1 @@
+"""The wire bytes of every message version, one .hex file each."""
