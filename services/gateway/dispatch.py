@@ -59,14 +59,16 @@ class Generation:
                 self._check_deadlines(queue_until)
 
     async def terminal(self, within_s: float) -> Terminal | None:
-        """Only the terminal, if it comes in time; for a reader that has all it wants."""
-        until = self._clock.monotonic_ns() + int(within_s * 1e9)
-        while not self.ended and (left := (until - self._clock.monotonic_ns()) / 1e9) > 0:
-            news = await self._reader.next(left)
-            if isinstance(news, End):
-                self.ended = True
-                return news.terminal
-        return None
+        """Only the terminal, if it comes in time; for a reader that has all it wants, so a fault is no news."""
+        try:
+            async with asyncio.timeout(within_s):
+                while True:
+                    news = await self._reader.next(within_s)
+                    if isinstance(news, End):
+                        self.ended = True
+                        return news.terminal
+        except (TimeoutError, BurstlineError):
+            return None
 
     def _patience(self, queue_until: int) -> float:
         """Seconds until the next deadline."""

@@ -47,6 +47,7 @@ class TokenReader:
         self._news: deque[News] = deque()
         self._reads: deque[ReadJournal | ReadLast] = deque()
         self._dropped = 0
+        self._fault: ProtocolError | None = None
 
     @classmethod
     async def open(
@@ -57,9 +58,16 @@ class TokenReader:
         return cls(transport, request, subscription, clock, quiet_s=quiet_s)
 
     async def next(self, timeout_s: float) -> News | None:
-        """The next news, or None after `timeout_s`. Raises Unavailable when the connection is closed."""
+        """The next news, or None after `timeout_s`.
+
+        Raises:
+            Unavailable: the connection is closed.
+            ProtocolError: the stream contradicts itself; nothing more of it is relayed.
+        """
         until = self._clock.monotonic_ns() + int(timeout_s * 1e9)
         while not self._news:
+            if self._fault is not None:
+                raise self._fault
             left = (until - self._clock.monotonic_ns()) / 1e9
             if left <= 0:
                 return None
@@ -122,6 +130,8 @@ class TokenReader:
                     self._reads.append(action)
                 case Alarm(reason=reason):
                     _log.error("%s: %s", self._subject, reason)
+                    self._fault = ProtocolError(f"the token stream is broken: {reason}")
+                    return  # what comes after may not fit what was relayed
 
     async def close(self) -> None:
         """Give the subscription back. Idempotent."""

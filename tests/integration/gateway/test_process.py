@@ -117,7 +117,7 @@ async def test_fr_124_sigterm_fails_readiness_and_lets_the_stream_finish(
                     break
             running.send_signal(signal.SIGTERM)
             async with asyncio.timeout(20):
-                while (await client.get("/readyz")).json()["reasons"].get("drain") != "draining":
+                while (await client.get("/readyz")).json()["reasons"].get("drain") != "draining":  # noqa: ASYNC110 - another process
                     await asyncio.sleep(0.02)
             release.set()
             rest = [row async for row in lines]

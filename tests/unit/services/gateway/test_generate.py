@@ -305,3 +305,32 @@ async def test_a_lost_live_frame_is_read_from_the_journal() -> None:
 
         line.worker.script = script
         assert (await line.chat()).json()["choices"][0]["message"]["content"] == "Nobody heard this."
+
+
+async def test_a_stream_that_contradicts_itself_ends_in_an_error(line: Line) -> None:
+    async def script(work: Work) -> None:
+        await work.start()
+        await work.burst(ids("Hello"))
+        work.emitted = [0]
+        await work.burst(ids("Other"))
+        await work.cancelled.wait()
+
+    line.worker.script = script
+    chunks = events(await line.chat(stream=True))
+    assert content(chunks[:-1]) == "Hello"
+    assert chunks[-1]["error"]["code"] == "protocol_error"
+    await line.gateway.dispatcher.close()
+    assert line.worker.works[0].cancels[0].reason == "operator"
+
+
+async def test_a_second_attempt_continues_the_stream(line: Line) -> None:
+    async def script(work: Work) -> None:
+        await work.start()
+        await work.burst(ids("Hello"))
+        work.attempt = 2
+        await work.start()
+        await work.burst(ids(" there"))
+        await work.end()
+
+    line.worker.script = script
+    assert content(events(await line.chat(stream=True))) == "Hello there"
