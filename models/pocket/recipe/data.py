@@ -2,7 +2,7 @@
 
 A shard is one flat uint16 array: token ids in the low 15 bits, the high bit set on tokens that an assistant wrote
 (its answer and the closing mark). Documents follow one another, each closed by `<|endoftext|>`. Everything is seeded:
-the same tokenizer, corpus and count give the same bytes.
+the same tokenizer, corpus and count give the same bytes. `tokenizer` writes what tokenizer.py is trained on.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import os
 import random
 import re
 from collections.abc import Iterator
@@ -35,8 +36,8 @@ def pages(split: str) -> list[str]:
     return [json.loads(line)["text"] for line in (WORK / name).open()]
 
 
-def passages(split: str) -> tuple[str, ...]:
-    """Prose paragraphs of 80 to 700 characters for system prompts, at most 4,000 of them."""
+def write_passages(split: str) -> None:
+    """Writes .work/passages_<split>.json: prose paragraphs of 80 to 700 characters for system prompts, at most 4,000."""
     found = [
         " ".join(part.split())
         for text in pages(split)
@@ -44,7 +45,12 @@ def passages(split: str) -> tuple[str, ...]:
         if 80 <= len(part) <= 700 and part.rstrip().endswith(".")
     ]
     random.Random(split).shuffle(found)
-    return tuple(found[:4000])
+    (WORK / f"passages_{split}.json").write_text(json.dumps(found[:4000]))
+
+
+def passages(split: str) -> tuple[str, ...]:
+    """What `write_passages` kept."""
+    return tuple(json.loads((WORK / f"passages_{split}.json").read_text()))
 
 
 def mark_assistant(ids: np.ndarray, header: list[int]) -> np.ndarray:
@@ -99,7 +105,7 @@ def slices(count: int, size: int = 500) -> Iterator[range]:
 
 def write(name: str, tokens: np.ndarray) -> None:
     path = WORK / f"{name}.npz"
-    np.savez_compressed(path, tokens=tokens)
+    np.savez(path, tokens=tokens)
     digest = hashlib.sha256(tokens.tobytes()).hexdigest()[:16]
     print(f"{name}: {len(tokens):,} tokens, {path.stat().st_size / 1e6:.1f} MB, sha256 {digest}", flush=True)
 
@@ -115,21 +121,23 @@ def tokenizer_text(count: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--dialogues", type=int, default=60_000)
-    parser.add_argument("--held-out", type=int, default=600)
-    parser.add_argument("--workers", type=int, default=2)
     parser.add_argument(
-        "--tokenizer-text", type=int, default=0, help="only write this many dialogues for tokenizer.py"
+        "parts", nargs="+", choices=["tokenizer", "text", "chat"], help="`text` comes before `chat`"
     )
+    parser.add_argument("--dialogues", type=int, default=300_000)
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     arguments = parser.parse_args()
-    if arguments.tokenizer_text:
-        tokenizer_text(arguments.tokenizer_text)
-        return
-    for split, count in ((TRAIN, arguments.dialogues), (HELD, arguments.held_out)):
+    if "tokenizer" in arguments.parts:
+        write_passages(TRAIN)
+        tokenizer_text(4000)
+    if "text" in arguments.parts:
+        for split in (TRAIN, HELD):
+            write_passages(split)
+            write(f"text_{split}", encode_pages(split))
+    if "chat" in arguments.parts:
         with ProcessPoolExecutor(arguments.workers) as pool:
-            work = partial(encode_dialogues, split=split, prose=passages(split))
-            write(f"chat_{split}", np.concatenate(list(pool.map(work, slices(count)))))
-        write(f"text_{split}", encode_pages(split))
+            work = partial(encode_dialogues, split=TRAIN, prose=passages(TRAIN))
+            write("chat_train", np.concatenate(list(pool.map(work, slices(arguments.dialogues)))))
 
 
 if __name__ == "__main__":

@@ -91,15 +91,34 @@ class Composer:
         self.name: str | None = None
 
     def choose(self, wordings: tuple[str, ...]) -> str:
-        return phrases.choose(self.rng, wordings, self.split)
+        wording = phrases.choose(self.rng, wordings, self.split)
+        return phrases.noisy(self.rng, wording) if self.split == phrases.TRAIN else wording
+
+    def order(self, verbs: tuple[str, ...], forms: tuple[str, ...] = phrases.VERB_FORMS) -> str:
+        """An action in one of the general forms, still with its slots. Both parts come from this split."""
+        text = self.choose(forms).replace("{vp}", phrases.choose(self.rng, verbs, self.split))
+        return text[0].upper() + text[1:] if self.rng.random() < 0.8 else text
+
+    def ask(self, tool: Tool) -> str:
+        """A wording of `tool`'s own, or a general form around its noun or verb, still with its slots."""
+        general = self.rng.random() < 0.5
+        if general and tool.verbs:
+            return self.order(tool.verbs)
+        if general and tool.nouns:
+            return self.choose(phrases.NOUN_FORMS).replace(
+                "{np}", phrases.choose(self.rng, tool.nouns, self.split)
+            )
+        return self.choose(tool.asks)
 
     def lead(self, text: str) -> str:
-        """The wording as a person might type it: now and then with a lead-in, in lower case, without the last mark."""
-        if self.rng.random() < 0.1:
-            text = text[0].lower() + text[1:]
+        """The question as a person might type it: now and then with a lead-in or a tail, without the last mark."""
         if self.rng.random() < 0.1:
             text = text.rstrip("?.")
-        return self.rng.choice(phrases.LEADS) + text if len(self.dialogue.messages) > 2 else text
+        first = len(self.dialogue.messages) <= 2
+        lead = "" if first and self.rng.random() < 0.5 else self.rng.choice(phrases.LEADS)
+        if lead.endswith((", ", ": ")) and self.rng.random() < 0.5:
+            text = text[0].lower() + text[1:]
+        return lead + text + self.rng.choice(phrases.TAILS)
 
     def exchange(self, kind: str, question: str, answer: str) -> None:
         self.dialogue.say("user", question)
@@ -117,8 +136,20 @@ class Composer:
         self.last_topic = True
 
     def howto(self) -> None:
-        wordings, answer = self.rng.choice(facts.HOWTO)
-        self.exchange("howto", self.lead(self.choose(wordings)), answer)
+        verbs, answer = self.rng.choice(facts.HOWTO)
+        self.exchange("howto", self.lead(self.order(verbs, phrases.HOW_FORMS)), answer)
+        self.last_topic = False
+
+    def question(self) -> None:
+        at = self.rng.randrange(len(facts.CLAUSES))
+        clauses, answer = facts.CLAUSES[at]
+        if self.rng.random() < 0.5:
+            wording = self.choose(facts.STRAIGHT[at])
+        else:
+            wording = self.choose(phrases.CLAUSE_FORMS).replace(
+                "{clause}", phrases.choose(self.rng, clauses, self.split)
+            )
+        self.exchange("question", self.lead(wording), answer)
         self.last_topic = False
 
     def small_talk(self) -> None:
@@ -144,7 +175,7 @@ class Composer:
     def count(self) -> None:
         start = self.rng.choice((1, 1, self.rng.randint(0, 90)))
         stop = start + self.rng.randint(4, 24)
-        question = self.choose(phrases.COUNT_ASKS).format(a=start, b=stop)
+        question = self.order(phrases.COUNT_VERBS).format(a=start, b=stop)
         self.exchange("count", question, ", ".join(map(str, range(start, stop + 1))) + ".")
         self.last_topic = False
 
@@ -158,7 +189,12 @@ class Composer:
             if self.rng.random() < 0.5
             else facts.TOPICS[self.rng.choice(list(facts.TOPICS))][1]
         )
-        self.exchange("repeat", self.choose(phrases.REPEAT_ASKS).format(text=text), text)
+        lead = self.rng.choice(("", "", "Please ", "Now ", "Can you "))
+        self.exchange(
+            "repeat",
+            lead + phrases.choose(self.rng, phrases.REPEAT_VERBS, self.split).format(text=text),
+            text,
+        )
         self.last_topic = False
 
     def json_object(self) -> None:
@@ -167,7 +203,7 @@ class Composer:
         chosen = {key: pool[key] for key in self.rng.sample(list(pool), self.rng.randint(2, 4))}
         said = [f"{key} {json.dumps(value).strip(chr(34))}" for key, value in chosen.items()]
         fields = ", ".join(said[:-1]) + " and " + said[-1]
-        self.exchange("json", self.choose(phrases.JSON_ASKS).format(fields=fields), json.dumps(chosen))
+        self.exchange("json", self.order(phrases.JSON_VERBS).format(fields=fields), json.dumps(chosen))
         self.last_topic = False
 
     def _next_case(self, key: str) -> tuple[str, Case, bool]:
@@ -177,7 +213,7 @@ class Composer:
             case = tool.refine(self.rng, self.last_case[1]) if tool.refine else tool.make(self.rng)
             return self.choose(tool.follows).format(**case.slots), case, True
         case = tool.make(self.rng)
-        return self.choose(tool.asks).format(**case.slots), case, False
+        return self.ask(tool).format(**case.slots), case, False
 
     def _call(self, made: Offer, case: Case) -> Case:
         """The call, the tool's answer; one result in 25 is an error. Returns the case with what the tool said."""
@@ -221,7 +257,7 @@ class Composer:
         if not follow and self.rng.random() < 0.1:
             other = self.rng.choice(keys)
             more = TOOLS[other].make(self.rng)
-            questions.append(self.choose(TOOLS[other].asks).format(**more.slots))
+            questions.append(self.ask(TOOLS[other]).format(**more.slots))
             cases.append((other, more))
         self.dialogue.say("user", " ".join(questions) if follow else self.lead(" ".join(questions)))
         done = [(TOOLS[k], self._call(self.offers[k], c)) for k, c in cases]
@@ -233,7 +269,7 @@ class Composer:
     def missing_tool(self) -> None:
         key = self.rng.choice([k for k in TOOLS if k not in self.offers])
         case = TOOLS[key].make(self.rng)
-        self.exchange("refuse", self.choose(TOOLS[key].asks).format(**case.slots), phrases.NO_TOOL_ANSWER)
+        self.exchange("refuse", self.ask(TOOLS[key]).format(**case.slots), phrases.NO_TOOL_ANSWER)
         self.last_topic = False
 
     def turn(self) -> None:

@@ -249,105 +249,73 @@ WHAT: Final = (
 )
 FOLLOW: Final = (
     "And {x}?", "What about {x}?", "And what is {x}?", "Now {x}.", "Next: {x}.", "Then what is {x}?", "OK, and {x}?",
+    "Now what is {x}?", "And {x} then?", "What of {x}?", "And what about {x}?", "Next, {x}.", "{x} too?", "And {x}, what is that?", "Good. Now {x}?",
     "Fine. And {x}?", "How about {x}?", "And then {x}?", "Thanks. And {x}?", "Also {x}?",
 )  # fmt: skip
 
-# question forms -> answer; longer answers and how-to questions
+# (ways to name the action, answer): asked by phrases.HOW_FORMS
 HOWTO: Final[tuple[tuple[tuple[str, ...], str], ...]] = (
     (
-        (
-            "How do I run the demo?",
-            "How can I start the demo?",
-            "What command runs the demo?",
-            "Show me how to run the demo.",
-            "I want to see the demo. How?",
-            "Which command starts the demo?",
-        ),
+        ("run the demo", "start the demo", "see the demo", "try the demo"),
         "Run make demo. It installs what it needs, starts the services and holds a three-turn chat.",
     ),
     (
-        (
-            "How do I run the tests?",
-            "What runs the test suite?",
-            "How can I test it?",
-            "Which command runs all tests?",
-            "How are the tests started?",
-        ),
+        ("run the tests", "run the test suite", "test it", "start the tests"),
         "Run make test. It sets up everything and runs all tests.",
     ),
     (
-        (
-            "How do I keep it running?",
-            "How do I start the whole stack?",
-            "How can I leave the services up?",
-            "Which command keeps the stack up?",
-        ),
+        ("keep it running", "start the whole stack", "leave the services up", "start the server"),
         "Run burstline up. It prints the URL and a key, and Ctrl-C drains it.",
     ),
     (
-        (
-            "How do I see a trace?",
-            "How can I look at a trace?",
-            "Show me how to view a trace.",
-            "Where do I find the trace of a request?",
-        ),
+        ("see a trace", "view a trace", "look at the trace of a request", "show a trace"),
         "Run burstline trace with the trace id. It draws the spans as a waterfall.",
     ),
     (
-        (
-            "How do I check the ledger?",
-            "How can I audit the cache?",
-            "What does the audit check?",
-            "How do I run an audit?",
-        ),
+        ("check the ledger", "audit the cache", "run an audit", "audit the ledger"),
         "Run burstline audit. It checks that the ledger, the entries and the bytes agree.",
     ),
     (
-        (
-            "How do I add a tenant?",
-            "How can I create a tenant?",
-            "What command adds a tenant?",
-            "I need a new tenant. How?",
-        ),
+        ("add a tenant", "create a tenant", "make a new tenant", "set up a tenant"),
         "Run burstline tenant to add one, then burstline key to give it a key.",
     ),
     (
-        (
-            "How do I set a quota?",
-            "How can I change a quota?",
-            "What command sets a quota?",
-            "Where are quotas set?",
-        ),
+        ("set a quota", "change a quota", "raise the quota of a tenant", "limit the bytes of a tenant"),
         "Run burstline quota with the tenant and the number of bytes.",
     ),
     (
-        (
-            "How do I prove exactness?",
-            "What does prove do?",
-            "How is exactness checked?",
-            "Which command proves the contract?",
-        ),
+        ("prove exactness", "check exactness", "prove the contract", "verify that streams are equal"),
         "Run burstline prove. It compares tokens and logprobs over cache, drafter, batch and crash.",
     ),
     (
+        ("measure the speed", "run a benchmark", "benchmark it", "compare the speed"),
+        "Run burstline bench. It prints ratios to the peer or to the floor of the same run.",
+    ),
+    (
+        ("stop the stack", "shut it down", "stop the services", "end it cleanly"),
+        "Press Ctrl-C. The stack drains and stops clean.",
+    ),
+)
+
+# (indirect questions, answer): asked by phrases.CLAUSE_FORMS or as they stand
+CLAUSES: Final[tuple[tuple[tuple[str, ...], str], ...]] = (
+    (
         (
-            "Which services are there?",
-            "What services does Burstline have?",
-            "Name the services.",
-            "How many services are there?",
-            "What are the parts of Burstline?",
-            "Which parts does the system have?",
+            "which services there are",
+            "what services Burstline has",
+            "how many services there are",
+            "what the parts of the system are",
+            "which parts the system has",
         ),
         "There are three services: the gateway, the GPU worker and the cache broker. NATS and Postgres stand between them.",
     ),
     (
         (
-            "How does a request travel?",
-            "Describe the way of a request.",
-            "What happens to a request?",
-            "List the steps of a request.",
-            "How is a request processed, step by step?",
-            "Walk me through a request.",
+            "how a request travels",
+            "what happens to a request",
+            "which steps a request takes",
+            "how a request is processed",
+            "what way a request goes",
         ),
         "1. The gateway checks the key and renders the prompt.\n2. It looks up the longest cached prefix.\n3. It puts the "
         "request on the queue.\n4. A worker claims it and restores the prefix.\n5. The worker primes the rest and runs "
@@ -355,74 +323,98 @@ HOWTO: Final[tuple[tuple[tuple[str, ...], str], ...]] = (
     ),
     (
         (
-            "Where are requests queued?",
-            "Which queue is used?",
-            "What is the queue made of?",
-            "What carries the requests?",
+            "where requests are queued",
+            "which queue is used",
+            "what the queue is made of",
+            "what carries the requests",
         ),
         "Requests are queued on NATS JetStream.",
     ),
     (
         (
-            "Where are quotas kept?",
-            "Which database is used?",
-            "Where does the broker store data?",
-            "What stores the tenants?",
+            "where quotas are kept",
+            "which database is used",
+            "where the broker stores data",
+            "what stores the tenants",
         ),
         "They are kept in Postgres, and only the cache broker talks to it.",
     ),
     (
         (
-            "What happens when a worker dies?",
-            "What if a worker crashes?",
-            "Is a request lost when a worker is killed?",
-            "How does it survive a crash?",
+            "what happens when a worker dies",
+            "what happens if a worker crashes",
+            "whether a request is lost when a worker is killed",
+            "how it survives a crash",
         ),
         "Another worker claims the request, reads the journal and goes on. No token is lost or sent twice.",
     ),
     (
         (
-            "Why is the second turn faster?",
-            "Why are later turns cheaper?",
-            "How does the cache help a chat?",
-            "Why is the next turn quick?",
+            "why the second turn is faster",
+            "why later turns are cheaper",
+            "how the cache helps a chat",
+            "why the next turn is quick",
         ),
         "The first turn published a capture of the shared prefix. The next turn restores it and primes only the rest.",
     ),
     (
         (
-            "Can two tenants share a cache?",
-            "Are tenants kept apart?",
-            "Can another tenant read my cache?",
-            "Is the cache shared?",
+            "whether two tenants share a cache",
+            "whether tenants are kept apart",
+            "if another tenant can read my cache",
+            "whether the cache is shared",
         ),
         "No. The tenant is part of the namespace, so a lookup never crosses tenants.",
     ),
     (
         (
-            "What happens on a cache fault?",
-            "What if a restore fails?",
-            "What does a failed lookup cost?",
-            "Is a cache error fatal?",
+            "what happens on a cache fault",
+            "what happens if a restore fails",
+            "what a failed lookup costs",
+            "whether a cache error is fatal",
         ),
         "A cache fault is only a miss. The request takes the cold path and the fault is counted.",
     ),
     (
         (
-            "How big is a KV block?",
-            "How many tokens are in a block?",
-            "What is the block size?",
-            "How long is a page?",
+            "how big a KV block is",
+            "how many tokens are in a block",
+            "what the block size is",
+            "how long a page is",
         ),
         "A KV block holds 64 tokens.",
     ),
     (
         (
-            "Which layers does this model have?",
-            "What layers are in the pocket model?",
-            "How many layers are there?",
-            "What is the pocket model made of?",
+            "which layers this model has",
+            "what layers are in the pocket model",
+            "how many layers there are",
+            "what the pocket model is made of",
         ),
         "It has four layers: three gated delta net layers and one gated attention layer.",
     ),
 )
+
+# the same questions asked straight; index k of a row goes with row k of CLAUSES
+STRAIGHT: Final[tuple[tuple[str, ...], ...]] = (
+    ("Which services are there?", "What services does Burstline have?", "Name the services.", "How many services are there?",
+     "What are the parts of Burstline?", "Which parts does the system have?", "List the services.", "What services run?"),
+    ("How does a request travel?", "Describe the way of a request.", "What happens to a request?", "List the steps of a request.",
+     "How is a request processed, step by step?", "Walk me through a request.", "What is the way of a request?", "Trace a request for me."),
+    ("Where are requests queued?", "Which queue is used?", "What is the queue made of?", "What carries the requests?",
+     "Which queue do you use?", "Where do requests wait?", "What is the queue?", "Where does a request wait?"),
+    ("Where are quotas kept?", "Which database is used?", "Where does the broker store data?", "What stores the tenants?",
+     "Where is the data?", "What database do you use?", "Where are tenants stored?", "Where do quotas live?"),
+    ("What happens when a worker dies?", "What if a worker crashes?", "Is a request lost when a worker is killed?", "How does it survive a crash?",
+     "What if a worker is killed?", "Does a crash lose tokens?", "A worker died. What now?", "What happens on a crash?"),
+    ("Why is the second turn faster?", "Why are later turns cheaper?", "How does the cache help a chat?", "Why is the next turn quick?",
+     "Why does the second answer come faster?", "What makes the next turn fast?", "How does the cache make turns faster?", "Why is turn two faster?"),
+    ("Can two tenants share a cache?", "Are tenants kept apart?", "Can another tenant read my cache?", "Is the cache shared?",
+     "Do tenants share a cache?", "Can tenants see each other?", "Is my cache private?", "Does another tenant see my entries?"),
+    ("What happens on a cache fault?", "What if a restore fails?", "What does a failed lookup cost?", "Is a cache error fatal?",
+     "What if the cache fails?", "What happens when the cache is broken?", "What if a lookup fails?", "Does a cache fault break a request?"),
+    ("How big is a KV block?", "How many tokens are in a block?", "What is the block size?", "How long is a page?",
+     "How large is a block?", "What is the size of a KV block?", "How many tokens does a block hold?", "Block size?"),
+    ("Which layers does this model have?", "What layers are in the pocket model?", "How many layers are there?", "What is the pocket model made of?",
+     "How many layers do you have?", "What layers do you have?", "Describe the layers of the model.", "Which layers are there?"),
+)  # fmt: skip

@@ -35,7 +35,8 @@ class Parameter:
 
 @dataclass(frozen=True, kw_only=True)
 class Tool:
-    """`make(rng)` draws a case; `asks` are the user's wordings, `follows` those of a follow-up, `answer` the reply."""
+    """`make(rng)` draws a case; `asks` are the user's wordings, `follows` those of a follow-up, `answer` the reply. `nouns`
+    and `verbs` go into the general forms of `phrases`."""
 
     names: tuple[str, ...]
     about: tuple[str, ...]
@@ -44,6 +45,8 @@ class Tool:
     asks: tuple[str, ...]
     follows: tuple[str, ...]
     answer: str
+    nouns: tuple[str, ...] = ()
+    verbs: tuple[str, ...] = ()
     refine: Callable[[random.Random, Case], Case] | None = None
 
 
@@ -314,6 +317,7 @@ TOOLS: Final[dict[str, Tool]] = {
         about=("Convert a value from one unit to another.", "Converts units of length, mass, volume, time or data.", "Unit conversion."),
         parameters=(_p("value", "value amount number quantity", "number"), _p("from", "from_unit from source_unit unit_from"), _p("to", "to_unit to target_unit unit_to")),
         make=_units, refine=_units_again,
+        verbs=("convert {value} {from} to {to}", "turn {value} {from} into {to}", "change {value} {from} to {to}", "convert {value} {from} into {to}", "give me {value} {from} in {to}", "express {value} {from} in {to}", "work out {value} {from} in {to}", "show {value} {from} as {to}"),
         asks=("Convert {value} {from} to {to}.", "How many {to} are {value} {from}?", "What is {value} {from} in {to}?", "Convert {value} {from} to {to}",
               "convert {value} {from} into {to}", "{value} {from} in {to}?", "Please convert {value} {from} to {to}.", "How much is {value} {from} in {to}?",
               "Express {value} {from} in {to}.", "I have {value} {from}. What is that in {to}?", "Tell me {value} {from} in {to}.", "Can you convert {value} {from} to {to}?",
@@ -325,6 +329,7 @@ TOOLS: Final[dict[str, Tool]] = {
         about=("Evaluate an arithmetic expression.", "Does arithmetic.", "A calculator for + - * and /."),
         parameters=(_p("expression", "expression expr formula input"),),
         make=_expression, refine=_expression_again,
+        verbs=("calculate {shown}", "compute {shown}", "work out {shown}", "evaluate {shown}", "solve {shown}", "tell me {shown}", "find {shown}", "do {shown}"),
         asks=("What is {shown}?", "Calculate {shown}.", "How much is {shown}?", "Compute {shown}", "{shown}?", "Please calculate {shown}.", "What's {shown}?",
               "Work out {shown}.", "Can you compute {shown}?", "Tell me {shown}.", "what is {shown}", "Evaluate {shown}.", "I need {shown}.", "Find {shown}.", "{shown} =", "Do the sum: {shown}"),
         follows=("And {tail}?", "And that {tail}?", "Now {tail}.", "Then {tail}?", "and {tail}", "That {tail}?", "Take that {tail}.", "What is that {tail}?"),
@@ -332,6 +337,7 @@ TOOLS: Final[dict[str, Tool]] = {
     "between": Tool(
         names=("days_between", "date_diff", "count_days", "day_difference"), about=("Number of days between two dates.", "Counts the days from one date to another."),
         parameters=(_p("start", "start start_date from first"), _p("end", "end end_date to second")), make=_between,
+        nouns=("the days between {start} and {end}", "the number of days from {start} to {end}", "how many days there are from {start} to {end}", "the days from {start} until {end}", "the difference between {start} and {end} in days"),
         asks=("How many days are there from {start} to {end}?", "How many days between {start} and {end}?", "Count the days from {start} to {end}.", "Days from {start} until {end}?",
               "What is the number of days between {start} and {end}?", "How long is it from {start} to {end} in days?", "days between {start} and {end}", "From {start} to {end}, how many days?"),
         follows=("And from {start} to {end}?", "And between {start} and {end}?", "Now from {start} to {end}.", "What about {start} to {end}?"),
@@ -339,6 +345,7 @@ TOOLS: Final[dict[str, Tool]] = {
     "shift": Tool(
         names=("add_days", "date_add", "shift_date", "plus_days"), about=("Add days to a date.", "Returns the date some days later."),
         parameters=(_p("date", "date start day start_date"), _p("days", "days count number_of_days n", "integer")), make=_shift,
+        nouns=("the date {days} days after {date}", "the day {days} days from {date}", "which date is {days} days after {date}", "{date} plus {days} days", "what date comes {days} days after {date}"),
         asks=("What date is {days} days after {date}?", "Add {days} days to {date}.", "Which date comes {days} days after {date}?", "{date} plus {days} days?",
               "What day is {days} days from {date}?", "Give me the date {days} days after {date}.", "{days} days after {date} is when?", "Move {date} by {days} days."),
         follows=("And {days} days after {date}?", "And {date} plus {days} days?", "Now {days} days after {date}.", "What about {days} days after {date}?"),
@@ -346,24 +353,28 @@ TOOLS: Final[dict[str, Tool]] = {
     "weekday": Tool(
         names=("weekday", "day_of_week", "get_weekday", "which_day"), about=("Day of the week of a date.", "Tells the weekday of a date."),
         parameters=(_p("date", "date day when"),), make=_weekday,
+        nouns=("the weekday of {date}", "the day of the week of {date}", "which weekday {date} is", "the weekday for {date}", "what day of the week {date} is"),
         asks=("What weekday is {date}?", "Which day of the week is {date}?", "What day is {date}?", "On which weekday does {date} fall?", "Tell me the weekday of {date}.",
               "Is {date} a Monday?", "weekday of {date}?", "{date} is which day?"),
         follows=("And {date}?", "What about {date}?", "And on {date}?", "Now {date}."), answer="{start} is a {weekday}."),
     "weather": Tool(
         names=("get_weather", "weather", "current_weather", "weather_in"), about=("Current weather of a city.", "Tells the weather in a city."),
         parameters=(_p("city", "city location place town"),), make=_weather,
+        nouns=("the weather in {city}", "the weather for {city}", "how the weather is in {city}", "the current weather in {city}", "the temperature in {city}", "the weather of {city}"),
         asks=("What is the weather in {city}?", "How is the weather in {city}?", "Weather in {city}?", "Tell me the weather in {city}.", "Is it cold in {city}?", "What's the weather like in {city}?",
               "Check the weather in {city}.", "How warm is it in {city}?", "Please look up the weather for {city}.", "Do I need a coat in {city}?", "weather {city}", "I travel to {city}. How is the weather?"),
         follows=("And in {city}?", "What about {city}?", "And {city}?", "Now {city}."), answer="It is {temperature} degrees and {sky} in {city}."),
     "clock": Tool(
         names=("current_time", "get_time", "time_in", "clock"), about=("Current time in a city.", "Tells what time it is in a city."),
         parameters=(_p("city", "city location place zone"),), make=_clock,
+        nouns=("the time in {city}", "the local time in {city}", "what time it is in {city}", "the current time in {city}", "the clock time of {city}"),
         asks=("What time is it in {city}?", "Tell me the time in {city}.", "What is the time in {city}?", "How late is it in {city}?", "time in {city}?", "Current time in {city}?",
               "Do you know the time in {city}?", "Give me the local time of {city}."),
         follows=("And in {city}?", "And {city}?", "What about {city}?", "Now {city}."), answer="It is {time} in {city}."),
     "currency": Tool(
         names=("convert_currency", "exchange", "currency", "fx_convert"), about=("Convert money between currencies.", "Exchanges an amount into another currency."),
         parameters=(_p("amount", "amount value sum", "number"), _p("from", "from from_currency source base"), _p("to", "to to_currency target quote")), make=_currency,
+        verbs=("convert {amount} {from} to {to}", "exchange {amount} {from} into {to}", "change {amount} {from} to {to}", "turn {amount} {from} into {to}", "give me {amount} {from} in {to}", "swap {amount} {from} for {to}"),
         asks=("Convert {amount} {from} to {to}.", "How much is {amount} {from} in {to}?", "What are {amount} {from} in {to}?", "Exchange {amount} {from} into {to}.", "{amount} {from} in {to}?",
               "I want to change {amount} {from} to {to}.", "Give me {amount} {from} in {to}.", "What do I get in {to} for {amount} {from}?"),
         follows=("And {amount} {from} in {to}?", "And {amount} {from} to {to}?", "What about {amount} {from} in {to}?", "Now {amount} {from} in {to}."),
@@ -371,34 +382,40 @@ TOOLS: Final[dict[str, Tool]] = {
     "order": Tool(
         names=("lookup_order", "order_status", "get_order", "find_order"), about=("Status of an order.", "Looks up an order by its number."),
         parameters=(_p("order", "order_id id order number"),), make=_order,
+        nouns=("the status of order {order}", "order {order}", "where order {order} is", "the state of order {order}", "news of order {order}"),
         asks=("Where is order {order}?", "What is the status of order {order}?", "Look up order {order}.", "Has order {order} been shipped?", "Check order {order}, please.", "My order is {order}. Where is it?",
               "Find order {order}.", "Status of {order}?", "Tell me about order {order}.", "When does order {order} arrive?", "order {order}?", "I wait for order {order}."),
         follows=("And order {order}?", "And {order}?", "What about {order}?", "Now order {order}."), answer="Order {order} is {status}, dated {date}."),
     "stock": Tool(
         names=("get_stock", "stock_level", "inventory", "count_items"), about=("How many pieces of an item are in stock.", "Stock level of an item."),
         parameters=(_p("item", "item product name article"),), make=_stock,
+        nouns=("the stock of {item}", "how many {item} are left", "the number of {item} in stock", "how many {item} we have", "the count of {item}"),
         asks=("How many {item} do we have?", "How many {item} are in stock?", "Check the stock of {item}.", "Are there {item} left?", "Stock of {item}?", "Do we have {item}?", "Tell me how many {item} are left.", "Count the {item}."),
         follows=("And {item}?", "What about {item}?", "And how many {item}?", "Now {item}."), answer="There are {count} {item} in stock."),
     "quota": Tool(
         names=("get_quota", "tenant_quota", "quota", "quota_of"), about=("Cache quota of a tenant.", "Bytes used and allowed for a tenant."),
         parameters=(_p("tenant", "tenant name tenant_id customer"),), make=_quota,
+        nouns=("the quota of {tenant}", "the cache use of {tenant}", "the quota of tenant {tenant}", "how much cache {tenant} uses", "the limit of tenant {tenant}"),
         asks=("What is the quota of {tenant}?", "How much cache does {tenant} use?", "Show the quota of tenant {tenant}.", "How full is the cache of {tenant}?", "Check the quota of {tenant}.", "Quota of {tenant}?",
               "Is tenant {tenant} near its limit?", "How many bytes does {tenant} hold?"),
         follows=("And {tenant}?", "And tenant {tenant}?", "What about {tenant}?", "Now {tenant}."), answer="Tenant {tenant} uses {used_mb} MB of {limit_mb} MB."),
     "trace": Tool(
         names=("get_trace", "trace", "find_trace", "show_trace"), about=("Spans and duration of a trace.", "Looks up a trace by its id."),
         parameters=(_p("trace", "trace_id id trace"),), make=_trace,
+        nouns=("trace {trace}", "the trace {trace}", "how long trace {trace} took", "the spans of trace {trace}", "the details of trace {trace}"),
         asks=("Show trace {trace}.", "How long did trace {trace} take?", "Look up trace {trace}.", "What do we know about trace {trace}?", "How many spans has trace {trace}?", "Find trace {trace}.",
               "trace {trace}?", "Check {trace}, please."),
         follows=("And trace {trace}?", "And {trace}?", "What about {trace}?", "Now {trace}."), answer="Trace {trace} has {spans} spans and took {ms} ms."),
     "worker": Tool(
         names=("worker_status", "get_worker", "worker_state", "check_worker"), about=("State of a worker.", "Tells whether a worker is ready and how many streams it runs."),
         parameters=(_p("worker", "worker worker_id name node"),), make=_worker,
+        nouns=("the state of {worker}", "the status of {worker}", "how busy {worker} is", "the state of worker {worker}", "the load of {worker}"),
         asks=("Is {worker} ready?", "What is the state of {worker}?", "Check worker {worker}.", "How busy is {worker}?", "How is {worker} doing?", "Status of {worker}?", "Look at {worker}.", "Is worker {worker} up?"),
         follows=("And {worker}?", "What about {worker}?", "And is {worker} up?", "Now {worker}."), answer="Worker {worker} is {state} with {streams} streams."),
     "timer": Tool(
         names=("set_timer", "timer", "start_timer", "remind"), about=("Set a timer.", "Starts a timer with a label."),
         parameters=(_p("minutes", "minutes duration length", "integer"), _p("label", "label name title")), make=_timer,
+        verbs=("set a {label} timer for {minutes} minutes", "start a timer of {minutes} minutes for {label}", "remind me of the {label} in {minutes} minutes", "set a timer for {label}, {minutes} minutes", "wake me in {minutes} minutes for {label}"),
         asks=("Set a {label} timer for {minutes} minutes.", "Remind me of the {label} in {minutes} minutes.", "Start a timer of {minutes} minutes for the {label}.", "Timer: {minutes} minutes, {label}.",
               "I need a {minutes} minute timer for {label}.", "Set a timer: {label}, {minutes} minutes.", "{minutes} minutes for {label}, please.", "Wake me for {label} in {minutes} minutes."),
         follows=("And {minutes} minutes for {label}.", "And a {label} timer of {minutes} minutes.", "Also {minutes} minutes for {label}.", "Now {label}, {minutes} minutes."),
@@ -406,18 +423,21 @@ TOOLS: Final[dict[str, Tool]] = {
     "message": Tool(
         names=("send_message", "message", "notify", "send_text"), about=("Send a message to a person.", "Sends a short text to somebody."),
         parameters=(_p("to", "to recipient person user"), _p("text", "text message body content")), make=_message,
+        verbs=("tell {to} that {text}", "let {to} know that {text}", "send {to} a message that {text}", "write to {to} that {text}", "inform {to} that {text}"),
         asks=("Tell {to} that {text}.", "Send {to} a message: {text}", "Let {to} know that {text}.", "Write to {to}: {text}", "Message {to} that {text}.", "Please tell {to} that {text}.", "Notify {to}: {text}",
               "Inform {to} that {text}."),
         follows=("And tell {to} that {text}.", "And {to}: {text}", "Also tell {to} that {text}.", "Now tell {to} that {text}."), answer="I told {to} that {text}."),
     "tests": Tool(
         names=("run_tests", "test_module", "run_suite", "check_tests"), about=("Run the tests of a module.", "Runs a test suite and counts failures."),
         parameters=(_p("module", "module name path suite"),), make=_tests,
+        verbs=("run the {module} tests", "test the {module}", "run the tests of the {module}", "check the {module} tests", "run the test suite of the {module}"),
         asks=("Run the tests of the {module}.", "Do the {module} tests pass?", "Test the {module}.", "Please run the {module} tests.", "Are the {module} tests green?", "Check the tests of {module}.", "run tests for {module}",
               "How do the {module} tests look?"),
         follows=("And the {module}?", "And {module}?", "What about the {module}?", "Now the {module}."), answer="The {module} tests: {passed} passed, {failed} failed."),
     "dice": Tool(
         names=("roll_dice", "dice", "roll", "throw_dice"), about=("Roll dice.", "Throws dice and adds them up."),
         parameters=(_p("count", "count number dice n", "integer"), _p("sides", "sides faces size", "integer")), make=_dice,
+        verbs=("roll {count} dice with {sides} sides", "throw {count} dice of {sides} sides", "roll {count}d{sides}", "roll {count} {sides}-sided dice", "throw {count}d{sides}"),
         asks=("Roll {count} dice with {sides} sides.", "Throw {count} dice of {sides} sides.", "Roll {count}d{sides}.", "Please roll {count} {sides}-sided dice.", "{count} dice, {sides} sides.", "Give me a roll of {count}d{sides}.",
               "Roll the dice: {count} of {sides} sides.", "Use {count} dice with {sides} faces."),
         follows=("And {count} with {sides} sides?", "And {count}d{sides}?", "Again, {count} dice with {sides} sides.", "Now {count}d{sides}."), answer="The rolls are {rolls}, in total {total}."),

@@ -50,8 +50,8 @@ class Stage:
 
 STAGES: Final = {
     "base": Stage(name="base", steps=3000, length=2048, shares={"text_train": 18, "chat_train": 14}, other_weight=0.3, rate=4e-3, decay_from=0.6),
-    "chat": Stage(name="chat", steps=3000, length=2048, shares={"text_train": 6, "chat_train": 26}, other_weight=0.1, rate=2e-3, decay_from=0.1, seed=12),
-    "mtp": Stage(name="mtp", steps=2500, length=1024, shares={"text_train": 12, "chat_train": 20, "own_train": 16}, other_weight=0.2, rate=4e-3, decay_from=0.3, seed=13),
+    "chat": Stage(name="chat", steps=2800, length=2048, shares={"text_train": 6, "chat_train": 26}, other_weight=0.1, rate=2e-3, decay_from=0.1, seed=12),
+    "mtp": Stage(name="mtp", steps=2000, length=1024, shares={"text_train": 8, "chat_train": 14, "own_train": 10}, other_weight=0.2, rate=4e-3, decay_from=0.3, seed=13),
 }  # fmt: skip
 
 
