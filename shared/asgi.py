@@ -67,7 +67,7 @@ async def serve(
         **{"lifespan": "off", "ws": "none", **options},
     )
     server = _Server(config)
-    serving = asyncio.create_task(server.serve(sockets=[listener]), name=f"http:{port}")
+    serving = asyncio.create_task(_run(server, listener), name=f"http:{port}")
     try:
         await _started(server, serving)
         yield int(listener.getsockname()[1])
@@ -77,13 +77,22 @@ async def serve(
         listener.close()
 
 
+async def _run(server: _Server, listener: socket.socket) -> None:
+    """uvicorn leaves by SystemExit when the application does not start; here that is one task's failure."""
+    try:
+        await server.serve(sockets=[listener])
+    except SystemExit as error:
+        raise Unavailable("the application did not start; its own words are in the log") from error
+
+
 async def _started(server: _Server, serving: asyncio.Task[None]) -> None:
     """Until the server accepts. uvicorn tells it by a flag alone, so it is looked at."""
     try:
         async with asyncio.timeout(START_S):
             while not server.started:
                 if serving.done():
-                    raise Unavailable("the HTTP server did not start")
+                    serving.result()
+                    raise Unavailable("the HTTP server ended at once")
                 await asyncio.sleep(0.01)
     except TimeoutError:
         raise Unavailable(f"the HTTP server did not start within {START_S:g} s") from None

@@ -118,7 +118,6 @@ class Supervisor:
         self._owner: asyncio.Task[Any] | None = None
         self._fault: TaskDied | None = None
         self._interrupted = False  # we cancelled the owner, and it has not been told why yet
-        self._leaving = False
 
     def spawn(self, name: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run `work` for as long as the process lives."""
@@ -128,31 +127,39 @@ class Supervisor:
         return task
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if self._leaving:
+        if task not in self._tasks:
             return
+        self._blame(task)
+        if self._owner is not None and not self._interrupted:
+            self._interrupted = True
+            self._owner.cancel()
+
+    def _blame(self, task: asyncio.Task[None]) -> None:
+        """Say which task has ended; the first is the fault of the block."""
+        self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         _log.critical("the task %s has ended", task.get_name(), exc_info=error)
         if self._fault is None:
             self._fault = TaskDied(f"the task {task.get_name()} has ended: {error!r}")
             self._fault.__cause__ = error
-            if self._owner is not None:
-                self._interrupted = True
-                self._owner.cancel()
 
     async def __aenter__(self) -> Supervisor:
         self._owner = asyncio.current_task()
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._leaving = True
         if kind is asyncio.CancelledError:
             self._forgive()
+        for task in [one for one in self._tasks if one.done()]:
+            self._blame(task)
         tasks = list(self._tasks)
+        self._tasks.clear()  # what ends from now on was asked to
         for task in tasks:
             task.cancel()
         try:
             await asyncio.gather(*tasks, return_exceptions=True)
+            if self._interrupted:
+                await asyncio.sleep(0)  # our cancellation is still on its way: let it arrive here
         except asyncio.CancelledError:
             if not self._forgive():
                 raise
