@@ -96,6 +96,14 @@ def test_fr_38_penalties_do_not_tell_speculation_apart(change: dict[str, object]
     assert spec.end.reason == plain.end.reason
 
 
+@pytest.mark.parametrize("k", [0, 3])
+def test_fr_38_penalties_see_every_completion_token(k: int) -> None:
+    """A presence penalty no logit outweighs forbids repeats, within a burst too."""
+    params = SamplingParams(seed=5, temperature=1.0, top_k=3, presence_penalty=1000.0)
+    tokens = run_one(build(), request(prompt(90, 2), max_tokens=60, sampling=params, speculation_k=k)).tokens
+    assert len(set(tokens)) == len(tokens) == 60
+
+
 def test_fr_33_logprobs_are_the_same_with_speculation() -> None:
     tokens = prompt(90, 3)
     plain = run_one(build(), request(tokens, max_tokens=30, sampling=WARM, top_logprobs=3))
