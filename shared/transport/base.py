@@ -67,7 +67,8 @@ class Subscription(Protocol):
 
     @property
     def dropped(self) -> int:
-        """Messages lost here because the reader was slow (the journal still has what is journalled)."""
+        """Messages lost here because the reader was slow, plus one for every time that the connection was away (what was
+        published meanwhile was not heard). The journal still has what is journalled."""
 
     async def close(self) -> None:
         """Unsubscribe. Idempotent."""

@@ -192,6 +192,9 @@ class WireTransport:
         await jetstream.ensure_consumer(self._wire, spec)
 
     def _reconnected(self) -> None:
+        """Tell readers that they may have missed something, and consumers that the server forgot their requests."""
+        for subscription in self._open:
+            subscription.lost(1)
         for _, pull in self._pulls.values():
             pull.wake()
 
