@@ -1,0 +1,1 @@
+"""The worker on the real queue and the real engine."""
