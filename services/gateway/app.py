@@ -26,6 +26,8 @@ from shared.transport.access import Access
 from shared.transport.nats import connect
 
 _log = logging.getLogger(__name__)
+_LAST_WORDS_S = 2.0
+"""What streams that did not end in time get to say so."""
 
 
 def create_app(gateway: Gateway) -> FastAPI:
@@ -72,9 +74,15 @@ async def run(settings: GatewaySettings, common: CommonSettings, told: Telemetry
         transport = await connect(common.nats_url, name="burstline-gateway", access=Access.of(common))
         shutdown.push("transport", transport.close)
         gateway = Gateway(settings, transport, told, models)
-        listen = serve(create_app(gateway), host=settings.host, port=settings.port, drain_s=settings.drain_s)
+        listen = serve(
+            create_app(gateway),
+            host=settings.host,
+            port=settings.port,
+            drain_s=settings.drain_s + _LAST_WORDS_S,
+        )
         async with gateway.running(), listen as port:
             _log.info("listening on %s:%d, models: %s", settings.host, port, ", ".join(models))
             await drain.wait()
             gateway.draining = True
             await asyncio.sleep(settings.drain_notice_s)
+            gateway.begin_end()

@@ -3,20 +3,25 @@
 The subscription to `tok.<request>` stands before the request is appended, so no frame is missed. A request whose reader
 is gone is cancelled by a journalled message that a worker also sees live; the message is sent by a task of the
 dispatcher, since the reader's own task may be dying.
+
+A request on one worker's own subject is seen by nobody else. If that worker falls silent, the request is put on the
+shared subject as well: another worker claims it as the next attempt, and should the first one live after all, the
+journal's fence lets only one of them write (C2).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Final, Literal
 
 from services.gateway.config import GatewaySettings
 from services.gateway.reader import End, News, TokenReader
+from services.gateway.routing import Route
 from shared.clock import Clock
-from shared.errors import BurstlineError, DeadlineExceeded, Overloaded
+from shared.errors import BurstlineError, DeadlineExceeded, Overloaded, Unavailable
 from shared.protocol import codec, subjects
 from shared.protocol.messages import CancelRequest, GenerateRequest, Terminal
 from shared.telemetry import Parent, Telemetry
@@ -24,14 +29,26 @@ from shared.transport.base import Transport
 
 _log = logging.getLogger(__name__)
 
+_WATCH_S: Final = 1.0
+"""How often the worker of an own subject is looked at while nothing comes."""
+
 CancelReason = Literal["client_disconnected", "stop_string", "deadline", "operator"]
 
 
 class Generation:
     """A request that is on the queue."""
 
-    def __init__(self, dispatcher: Dispatcher, request: GenerateRequest, reader: TokenReader) -> None:
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        request: GenerateRequest,
+        reader: TokenReader,
+        route: Route,
+        headers: dict[str, str],
+    ) -> None:
         self.request: Final = request
+        self.headers: Final = headers
+        self._worker = route.worker
         self._dispatcher: Final = dispatcher
         self._reader: Final = reader
         self._settings: Final = dispatcher.settings
@@ -57,6 +74,7 @@ class Generation:
                 yield news
             else:
                 self._check_deadlines(queue_until)
+                await self._watch()
 
     async def terminal(self, within_s: float) -> Terminal | None:
         """Only the terminal, if it comes in time; for a reader that has all it wants, so a fault is no news."""
@@ -75,7 +93,25 @@ class Generation:
         left = [(self.request.deadline_ns - self._clock.wall_ns()) / 1e9]
         if not self._started:
             left.append((queue_until - self._clock.monotonic_ns()) / 1e9)
+        if self._worker is not None:
+            left.append(_WATCH_S)
         return max(0.0, min(left))
+
+    async def _watch(self) -> None:
+        """The worker that alone can see the request is silent: let the others have it."""
+        if self._worker is None or self._dispatcher.alive(self._worker):
+            return
+        try:
+            request = self.request
+            subject = subjects.request_shared(request.namespace.fingerprint, request.priority, request.tenant)
+            await self._dispatcher.enqueue(request, subject, f"{request.request_id}.shared", self.headers)
+        except (Unavailable, Overloaded) as error:
+            _log.warning("request %s cannot be handed on now: %s", self.request.request_id, error.code)
+            return
+        _log.warning(
+            "request %s is handed on: its worker %s is silent", self.request.request_id, self._worker
+        )
+        self._worker = None
 
     def _check_deadlines(self, queue_until: int) -> None:
         if self._clock.wall_ns() >= self.request.deadline_ns:
@@ -103,30 +139,38 @@ class Dispatcher:
     """Opens generations, and owns the tasks that outlive a reader."""
 
     def __init__(
-        self, transport: Transport, telemetry: Telemetry, settings: GatewaySettings, clock: Clock
+        self,
+        transport: Transport,
+        telemetry: Telemetry,
+        settings: GatewaySettings,
+        clock: Clock,
+        *,
+        alive: Callable[[str], bool],
     ) -> None:
+        """`alive` tells whether a worker was heard lately."""
         self.settings: Final = settings
         self.clock: Final = clock
+        self.alive: Final = alive
         self._transport: Final = transport
         self._telemetry: Final = telemetry
         self._sending: Final[set[asyncio.Task[None]]] = set()
+        self._readers: Final[set[TokenReader]] = set()
 
     @asynccontextmanager
-    async def open(
-        self, request: GenerateRequest, subject: str, *, parent: Parent, root: Parent
-    ) -> AsyncIterator[Generation]:
+    async def open(self, request: GenerateRequest, route: Route, parent: Parent) -> AsyncIterator[Generation]:
         """Enqueue `request` and yield its generation. Leaving the block early cancels it.
 
-        `parent` is the span of the enqueueing, `root` the span that the worker's spans hang on.
+        `parent` is the span that the worker's spans hang on.
 
         Raises:
             Unavailable, Overloaded, PayloadTooLarge: it could not be enqueued.
         """
         reader = await TokenReader.open(self._transport, request, self.clock, quiet_s=self.settings.quiet_s)
-        generation = Generation(self, request, reader)
+        self._readers.add(reader)
+        generation = Generation(self, request, reader, route, self.headers(request, parent))
         try:
-            with self._telemetry.span("enqueue", parent, {"messaging.destination.name": subject}):
-                await self._append(request, subject, root)
+            with self._telemetry.span("enqueue", parent, {"messaging.destination.name": route.subject}):
+                await self.enqueue(request, route.subject, request.request_id, generation.headers)
             yield generation
         except (asyncio.CancelledError, GeneratorExit):
             generation.cancel("client_disconnected")
@@ -135,21 +179,33 @@ class Dispatcher:
             generation.cancel("operator")
             raise
         finally:
+            self._readers.discard(reader)
             await reader.close()
 
-    async def _append(self, request: GenerateRequest, subject: str, root: Parent) -> None:
-        headers = {
-            **self._telemetry.headers(root),
-            "burstline-tenant": request.tenant,
-            "burstline-deadline-ns": str(request.deadline_ns),
-        }
+    async def enqueue(
+        self, request: GenerateRequest, subject: str, message_id: str, headers: dict[str, str]
+    ) -> None:
+        """Append a request. `message_id` lets the server drop a repetition."""
         await self._transport.append(
             subject,
             codec.encode(request),
-            message_id=request.request_id,
+            message_id=message_id,
             headers=headers,
             timeout=self.settings.broker_timeout_s,
         )
+
+    def headers(self, request: GenerateRequest, parent: Parent) -> dict[str, str]:
+        """What travels beside a request: the trace, and what an operator may want to see without decoding."""
+        return {
+            **self._telemetry.headers(parent),
+            "burstline-tenant": request.tenant,
+            "burstline-deadline-ns": str(request.deadline_ns),
+        }
+
+    async def abort(self) -> None:
+        """End every reader with an error; the process cannot wait any longer."""
+        for reader in list(self._readers):
+            await reader.abort(Unavailable("this gateway is shutting down", code="shutting_down"))
 
     def send_cancel(
         self, request_id: str, reason: CancelReason, choice: int | None, offset: int | None

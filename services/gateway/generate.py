@@ -144,7 +144,7 @@ class _Run:
             usage_chunk=validated.fields.usage_chunk,
             ids=bool(validated.fields.return_token_ids),
         )
-        async with gateway.dispatcher.open(request, route.subject, parent=root, root=root) as generation:
+        async with gateway.dispatcher.open(request, route, root) as generation:
             with gateway.telemetry.span(
                 "stream", root, {"burstline.streamed": validated.fields.streamed}
             ) as span:

@@ -12,7 +12,7 @@ from collections import deque
 from typing import Final
 
 from shared.clock import Clock
-from shared.errors import ProtocolError, Unavailable
+from shared.errors import BurstlineError, ProtocolError, Unavailable
 from shared.protocol import codec, stream, subjects
 from shared.protocol.messages import Frame, GenerateRequest, Started, StreamMessage, Terminal
 from shared.protocol.stream import Action, Alarm, Claimed, Emit, End, ReadJournal, ReadLast
@@ -47,7 +47,7 @@ class TokenReader:
         self._news: deque[News] = deque()
         self._reads: deque[ReadJournal | ReadLast] = deque()
         self._dropped = 0
-        self._fault: ProtocolError | None = None
+        self._fault: BurstlineError | None = None
 
     @classmethod
     async def open(
@@ -63,6 +63,7 @@ class TokenReader:
         Raises:
             Unavailable: the connection is closed.
             ProtocolError: the stream contradicts itself; nothing more of it is relayed.
+            BurstlineError: what `abort` was given.
         """
         until = self._clock.monotonic_ns() + int(timeout_s * 1e9)
         while not self._news:
@@ -79,7 +80,12 @@ class TokenReader:
 
     async def _listen(self, timeout_s: float) -> None:
         """One live message, or a look at the journal after a quiet time or a loss."""
-        message = await self._subscription.next(timeout_s)
+        try:
+            message = await self._subscription.next(timeout_s)
+        except Unavailable:
+            if self._fault is None:
+                raise
+            return  # closed by `abort`
         decoded = None if message is None else _decode(message)
         if decoded is not None:
             self._take(stream.step(self._state, decoded))
@@ -132,6 +138,11 @@ class TokenReader:
                     _log.error("%s: %s", self._subject, reason)
                     self._fault = ProtocolError(f"the token stream is broken: {reason}")
                     return  # what comes after may not fit what was relayed
+
+    async def abort(self, error: BurstlineError) -> None:
+        """Let the one who waits in `next` have `error`, now."""
+        self._fault = error
+        await self._subscription.close()
 
     async def close(self) -> None:
         """Give the subscription back. Idempotent."""

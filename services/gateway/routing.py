@@ -26,6 +26,7 @@ class Route:
     subject: str
     reason: str
     position: int  # of the entry that is known, 0 without one
+    worker: str | None = None  # whose own subject it is; None = shared
 
 
 def choose(request: GenerateRequest, crew: Crew, entry: EntryRef | None, *, max_waiting: int) -> Route:
@@ -42,7 +43,7 @@ def choose(request: GenerateRequest, crew: Crew, entry: EntryRef | None, *, max_
         return Route(subject=shared, reason="holder_unavailable", position=entry.position)
     best = min(holders, key=lambda worker: (worker.waiting + worker.running, worker.worker_id))
     to = subjects.request_to(crew.fingerprint, best.worker_id)
-    return Route(subject=to, reason="affinity", position=entry.position)
+    return Route(subject=to, reason="affinity", position=entry.position, worker=best.worker_id)
 
 
 class Router:

@@ -61,9 +61,10 @@ class Gateway:
             self.broker, timeout_s=settings.lookup_timeout_s, max_waiting=settings.worker_max_waiting
         )
         self.prompts: Final = PromptMaker(settings, telemetry, clock)
-        self.dispatcher: Final = Dispatcher(transport, telemetry, settings, clock)
+        self.dispatcher: Final = Dispatcher(transport, telemetry, settings, clock, alive=self.fleet.alive)
         self.slots: Final = Slots(settings.max_in_flight)
         self.draining = False
+        self._ending: asyncio.Task[None] | None = None
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -81,9 +82,19 @@ class Gateway:
                 await listening.wait()
                 yield
         finally:
+            if self._ending is not None:
+                self._ending.cancel()
             await self.dispatcher.close()
             await self.authenticator.close()
             self.prompts.close()
+
+    def begin_end(self) -> None:
+        """From now on what runs has the drain limit; then it ends with an error that its caller can read."""
+        self._ending = asyncio.create_task(self._end(), name="end")
+
+    async def _end(self) -> None:
+        await asyncio.sleep(self.settings.drain_s)
+        await self.dispatcher.abort()
 
     def model(self, name: str, identity: Identity) -> ServedModel:
         """A model that the key may use. Raises NotFound and PermissionRefused."""

@@ -87,6 +87,11 @@ class Fleet:
             if beat.model == model and beat.ready and not beat.draining and seen >= horizon
         ]
 
+    def alive(self, worker_id: str) -> bool:
+        """Whether a worker was heard lately; it may be draining, and then still ends what it has."""
+        seen = self._seen.get(worker_id)
+        return seen is not None and seen[1] >= self._clock.monotonic_ns() - self._silence_ns
+
     def crew(self, model: str) -> Crew | None:
         """The fingerprint of `model` with the most live workers (ties: the smallest), and its workers."""
         by_fingerprint: dict[str, list[Heartbeat]] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -9,8 +10,18 @@ import httpx
 import pytest
 
 from services.gateway.answer import call_id
-from shared.protocol.messages import Failure, unpack_tokens
-from tests.unit.services.gateway.line import HEADERS, MODEL, Line, Work, ids, running_line, says, words
+from shared.protocol.messages import EntryRef, Failure, unpack_tokens
+from tests.unit.services.gateway.line import (
+    HEADERS,
+    MODEL,
+    Line,
+    Work,
+    ids,
+    running_line,
+    says,
+    until_cancelled,
+    words,
+)
 
 
 def events(response: httpx.Response) -> list[dict[str, Any]]:
@@ -334,3 +345,32 @@ async def test_a_second_attempt_continues_the_stream(line: Line) -> None:
 
     line.worker.script = script
     assert content(events(await line.chat(stream=True))) == "Hello there"
+
+
+async def test_streams_that_outlast_the_drain_end_in_band(line: Line) -> None:
+    line.worker.script = until_cancelled
+    stream = asyncio.create_task(line.chat(stream=True))
+    await line.work()
+    await line.gateway.dispatcher.abort()
+    assert events(await stream)[-1]["error"]["code"] == "shutting_down"
+
+
+async def test_a_request_of_a_silent_worker_is_handed_to_the_others() -> None:
+    async with running_line(worker_silence_s=0.3, quiet_s=0.1) as line:
+        line.broker.entry = EntryRef(key=b"k" * 32, position=64, workers=("gone",))
+        line.gateway.fleet.note(line.worker.heartbeat(worker_id="gone"))  # its only heartbeat
+
+        async def beat() -> None:
+            while True:
+                line.gateway.fleet.note(line.worker.heartbeat())
+                await asyncio.sleep(0.05)
+
+        beating = asyncio.create_task(beat())
+        try:
+            body = (await line.complete(prompt="A prompt of more than one block. " * 20)).json()
+        finally:
+            beating.cancel()
+        assert body["choices"][0]["text"] == "Hello there."
+        assert body["burstline"]["route"] == "affinity"
+        assert ".to." not in line.worker.works[0].message.subject
+        assert len(line.worker.works) == 1
