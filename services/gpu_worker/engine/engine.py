@@ -80,7 +80,8 @@ class Engine:
             vocab=self.dims.vocab,
             hidden=self.dims.hidden,
             max_verify=config.max_verify,
-            cache_max_ctx=config.max_context,
+            cache_max_ctx=min(config.max_context, self.dims.max_positions),
+            draft_cost=self._limits.draft_cost,
         )
         self._waiting: deque[Waiting] = deque()
         self._active: list[Stream] = []
@@ -136,7 +137,7 @@ class Engine:
     @property
     def window(self) -> int:
         """Most tokens of one sequence, prompt and completion together."""
-        return min(self._config.max_context, self._config.num_blocks * self._config.block_rows)
+        return min(self._shape.cache_max_ctx, self._config.num_blocks * self._config.block_rows)
 
     def submit(self, request: GenerateRequest) -> None:
         """Queue a request.

@@ -227,6 +227,7 @@ class Session:
         the stream; the last pick becomes the pending token.
         """
         start, anchor = self.committed_len, self.pending_tok
+        replayed = self.completion_tokens < len(self._replay)
         assert anchor is not None
         picks: list[int] = []
         going = True
@@ -240,6 +241,7 @@ class Session:
         self.sequence.commit([anchor, *picks[:-1]])
         self.last_hidden = hidden[accepted].clone()
         self._counters.round(len(drafts), accepted)
+        self.judge(len(drafts), accepted, replayed=replayed)
         self.pending_tok = picks[-1] if going else None
         if going:
             self.know(picks, hidden[: accepted + 1])
@@ -247,6 +249,9 @@ class Session:
 
     def know(self, tokens: Sequence[int], hiddens: Tensor) -> None:
         """Tokens after the committed rows became certain; `hiddens` [n, H] of the rows before them. For drafters."""
+
+    def judge(self, drafted: int, accepted: int, *, replayed: bool) -> None:
+        """A round's outcome; `replayed` = the drafts came from the journal. For drafters that adapt."""
 
     # -- ends ---------------------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from services.gpu_worker.engine.cache.kv_pool import KVPool
 from services.gpu_worker.engine.drafters.base import DraftJob
+from services.gpu_worker.engine.drafters.gate import DraftGate
 from services.gpu_worker.engine.drafters.mtp import MtpDrafter
 from services.gpu_worker.engine.requests import GenerateRequest
 from services.gpu_worker.engine.sequence import SequenceState
@@ -33,6 +34,7 @@ class SpecSession(Session):
     ) -> None:
         super().__init__(request, sequence, shape, last_hidden=last_hidden, capture_disabled=capture_disabled)
         self.drafter: MtpDrafter | None = MtpDrafter()
+        self._gate = DraftGate(most=request.speculation_k, cost=shape.draft_cost)
 
     @property
     def cache_ref(self) -> SequenceState:
@@ -63,10 +65,15 @@ class SpecSession(Session):
             return None
         replaying = self.replay_drafts() is not None
         return self.drafter, DraftJob(
-            k=0 if replaying else min(k, self.draft_limit()),
+            k=0 if replaying else min(self._gate.width(), self.draft_limit()),
             picker=self.picker,
             block_table=self.sequence.block_table,
         )
+
+    def judge(self, drafted: int, accepted: int, *, replayed: bool) -> None:
+        """Let the gate learn what the drafter's own proposals were worth."""
+        if not replayed:
+            self._gate.observe(drafted, accepted)
 
     def know(self, tokens: Sequence[int], hiddens: Tensor) -> None:
         """Hand certain tokens to the drafter."""

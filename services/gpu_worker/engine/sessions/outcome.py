@@ -35,3 +35,4 @@ class SessionShape:
     hidden: int
     max_verify: int  #: most columns of one verify
     cache_max_ctx: int  #: most rows of one sequence
+    draft_cost: float = 0.0  #: of one draft, in verify passes; 0 = always draft as many as asked

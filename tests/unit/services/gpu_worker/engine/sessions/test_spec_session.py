@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from services.gpu_worker.engine.cache.kv_pool import KVPool
+from services.gpu_worker.engine.models.random import TINY
 from services.gpu_worker.engine.requests import FinishReason, SamplingParams
 from services.gpu_worker.engine.sessions.base import Session
 from services.gpu_worker.engine.sessions.mtp import SpecSession
@@ -188,6 +192,21 @@ def test_r_s10_rows_below_a_capture_stay_while_the_session_lives() -> None:
     assert all(bench.cache.blocks.refs(block) == 1 for block in below)
 
 
+def test_r_s11_the_draft_plane_is_the_last_one_and_goes_with_the_drafter() -> None:
+    bench = Bench()
+    session = spec(bench.prime(request(ids(70), speculation_k=3)))
+    kv = KVPool(TINY, 2)
+    plane = session.draft_plane_ref(kv)
+    assert plane is not None
+    keys, values, row_bytes = plane
+    assert keys.data_ptr() == kv.k[TINY.draft_plane].data_ptr()
+    assert values.data_ptr() == kv.v[TINY.draft_plane].data_ptr()
+    assert row_bytes * TINY.planes == kv.row_bytes
+    assert session.cache_ref is session.sequence
+    session.drafter = None
+    assert session.draft_plane_ref(kv) is None
+
+
 def test_r_s12_telemetry_is_monotone_and_counts_positions() -> None:
     bench = Bench(sometimes)
     session = bench.prime(request(ids(70), max_tokens=50, speculation_k=3))
@@ -213,6 +232,16 @@ def test_a_perfect_head_is_always_accepted() -> None:
     telemetry = session.telemetry()
     assert telemetry.accepted == telemetry.drafted == 36
     assert telemetry.rounds == 12
+
+
+def test_fr_22_a_useless_head_costs_few_drafts_and_no_token() -> None:
+    bench = Bench(lambda _: True)
+    bench.shape = replace(bench.shape, draft_cost=0.35)
+    item = request(ids(70), max_tokens=400, speculation_k=3, sampling=SAMPLED)
+    session = bench.prime(item)
+    bench.rounds([session])
+    assert session.telemetry().drafted < 0.25 * session.telemetry().rounds
+    assert [e.token for e in session.drain()] == Bench().complete(replace(item, speculation_k=0))
 
 
 @pytest.mark.parametrize("offset", range(6))

@@ -1,0 +1,52 @@
+"""How many drafts pay: speculation must never cost more than it brings.
+
+A round of k drafts costs 1 + k * cost verify passes and brings 1 + a_1 + ... + a_k tokens, where a_i is the chance that
+the first i drafts all stand. The gate keeps the chance of each draft given the ones before it as a moving average over
+the stream's own rounds, and takes the k with the most tokens a cost. k = 0 turns the drafter off; one draft is tried
+now and then, so that it can come back.
+
+It sees counts alone, no clock: k, like the tokens, is the same in every run of a request.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+PRIOR: Final = 0.8
+"""Chance assumed of a draft never tried: optimistic, so that a good drafter starts at full length."""
+WEIGHT: Final = 0.125
+"""Of the newest round in the average: about eight rounds of memory."""
+PROBE_ROUNDS: Final = 16
+"""Every so many rounds one draft more than pays is tried."""
+
+
+class DraftGate:
+    """The gate of one stream. `cost` = what one draft costs, in verify passes; 0 leaves every k open."""
+
+    def __init__(self, *, most: int, cost: float) -> None:
+        self._most = most
+        self._cost = cost
+        self._chance = [PRIOR] * most
+        self._rounds = 0
+
+    def width(self) -> int:
+        """Drafts for the next round, 0 to `most`."""
+        if self._cost <= 0.0:
+            return self._most
+        best, best_rate, stands, tokens = 0, 1.0, 1.0, 1.0
+        for k, chance in enumerate(self._chance, start=1):
+            stands *= chance
+            tokens += stands
+            rate = tokens / (1.0 + k * self._cost)
+            if rate > best_rate:
+                best, best_rate = k, rate
+        if best < self._most and self._rounds % PROBE_ROUNDS == PROBE_ROUNDS - 1:
+            return best + 1
+        return best
+
+    def observe(self, drafted: int, accepted: int) -> None:
+        """Learn from a round: drafts after the first that fell say nothing."""
+        self._rounds += 1
+        for position in range(min(drafted, accepted + 1, self._most)):
+            stood = 1.0 if position < accepted else 0.0
+            self._chance[position] += WEIGHT * (stood - self._chance[position])

@@ -1,0 +1,57 @@
+"""The gate that keeps speculation from costing more than it brings."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.gpu_worker.engine.drafters.gate import PROBE_ROUNDS, DraftGate
+
+
+def run(gate: DraftGate, accepts: int, rounds: int) -> list[int]:
+    """Widths of rounds in which the first `accepts` drafts stand."""
+    widths = []
+    for _ in range(rounds):
+        widths.append(gate.width())
+        gate.observe(widths[-1], min(widths[-1], accepts))
+    return widths
+
+
+def test_a_good_drafter_keeps_its_length() -> None:
+    assert set(run(DraftGate(most=3, cost=0.35), 3, 50)) == {3}
+
+
+def test_fr_22_a_useless_drafter_is_turned_off_and_only_tried_now_and_then() -> None:
+    widths = run(DraftGate(most=3, cost=0.35), 0, 20 * PROBE_ROUNDS)
+    assert widths[0] == 3
+    tail = widths[2 * PROBE_ROUNDS :]
+    assert set(tail) == {0, 1}
+    assert sum(tail) == len(tail) // PROBE_ROUNDS
+
+
+def test_a_drafter_that_recovers_comes_back() -> None:
+    gate = DraftGate(most=3, cost=0.35)
+    run(gate, 0, 60)
+    assert run(gate, 3, 40 * PROBE_ROUNDS)[-1] == 3
+
+
+def test_it_stops_where_drafts_stop_standing() -> None:
+    widths = run(DraftGate(most=5, cost=0.2), 2, 200)[100:]
+    assert set(widths) == {2, 3}
+    assert widths.count(3) <= 100 // PROBE_ROUNDS + 1
+
+
+@pytest.mark.parametrize("accepts", [0, 1, 3])
+def test_without_a_cost_every_draft_is_asked_for(accepts: int) -> None:
+    assert set(run(DraftGate(most=3, cost=0.0), accepts, 50)) == {3}
+
+
+@given(outcomes=st.lists(st.integers(0, 7), max_size=60), most=st.integers(1, 7), cost=st.floats(0, 2))
+@settings(max_examples=50, deadline=None)
+def test_fr_39_widths_are_a_function_of_the_rounds(outcomes: list[int], most: int, cost: float) -> None:
+    first, second = DraftGate(most=most, cost=cost), DraftGate(most=most, cost=cost)
+    for accepts in outcomes:
+        assert first.width() == second.width() <= most
+        for gate in (first, second):
+            gate.observe(gate.width(), min(gate.width(), accepts))
