@@ -63,13 +63,14 @@ def settle(folder: Path, outside: Path = OUTSIDE) -> Place:
     binaries = installed_binaries()
     private_folder(folder)
     base = folder
-    if account is not None and not can_reach(account, folder):
-        _forget_strays(outside)
-        base = outside / hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]
-        outside.mkdir(mode=0o755, parents=True, exist_ok=True)
-        private_folder(base)
-        (base / OWNER_FILE).write_text(str(folder.resolve()), encoding="utf-8")
-        base.chmod(0o711)
+    _forget_strays(outside)
+    if account is not None:
+        elsewhere = outside / hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]
+        if elsewhere.exists() or not can_reach(account, folder):
+            base = elsewhere  # and it stays there, should the data folder be opened later
+            outside.mkdir(mode=0o755, parents=True, exist_ok=True)
+            private_folder(base)
+            (base / OWNER_FILE).write_text(str(folder.resolve()), encoding="utf-8")
     require_room(base, ROOM_BYTES, "The database")
     if account is not None:
         base.chmod(0o711)  # search for `nobody`; listing stays ours

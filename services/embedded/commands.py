@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
+import socket
 import sys
 from importlib import metadata
 from typing import Final
@@ -40,8 +42,19 @@ def worker(common: CommonSettings, nats_url: str, health_port: int) -> Command:
         "worker",
         common,
         nats_url,
-        {"BURSTLINE_WORKER_HEALTH_HOST": LOOPBACK, "BURSTLINE_WORKER_HEALTH_PORT": str(health_port)},
+        {
+            "BURSTLINE_WORKER_HEALTH_HOST": LOOPBACK,
+            "BURSTLINE_WORKER_HEALTH_PORT": str(health_port),
+            "BURSTLINE_WORKER_WORKER_ID": os.environ.get("BURSTLINE_WORKER_WORKER_ID") or worker_id(common),
+        },
     )
+
+
+def worker_id(common: CommonSettings) -> str:
+    """One name for the worker of a data folder, whatever restarts it: a new epoch of a known worker ends the entries of
+    the old one at once, while those of a worker that only fell silent keep their place for a minute."""
+    place = f"{socket.gethostname()}:{common.data_dir}"
+    return f"w-{hashlib.sha256(place.encode()).hexdigest()[:8]}"
 
 
 def broker(common: CommonSettings, nats_url: str, database_url: str, health_port: int) -> Command:

@@ -15,14 +15,14 @@ LOG_LIMIT_BYTES: Final = 16 << 20
 MIB: Final = 1 << 20
 
 
-def private_folder(path: Path) -> Path:
-    """Make `path` (and its parents); the folder itself is ours alone (0700) if it was made here.
+def private_folder(path: Path, mode: int = 0o700) -> Path:
+    """Make `path` (and its parents); if it was made here it has `mode`, by default ours alone.
 
     Raises:
         EmbeddedFault: it cannot be made or written.
     """
     try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.mkdir(mode=mode, parents=True, exist_ok=True)
     except OSError as error:
         raise EmbeddedFault(
             f"cannot make the folder {path}: {error.strerror}. Choose another by BURSTLINE_DATA_DIR."

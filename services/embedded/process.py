@@ -96,7 +96,7 @@ def spawn(command: Command, *, run_folder: Path, log: Path) -> Child:
         sys.executable, "-I", "-S", str(Path(guard.__file__)),
         str(os.getpid()), str(int(command.death_signal)), str(account.uid), str(account.gid), "--",
     ]  # fmt: skip
-    with log.open("ab") as output:
+    with os.fdopen(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as output:
         process = subprocess.Popen(
             [*launcher, *command.arguments],
             env=None if command.environment is None else dict(command.environment),

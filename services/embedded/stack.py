@@ -139,7 +139,8 @@ class Stack:
         self.stop()
 
     def _start(self) -> None:
-        private_folder(self._folder)
+        # Search for others, so that as root the database's account reaches its own folder; what is inside is private.
+        private_folder(self._folder, 0o711)
         require_room(self._folder, ROOM_BYTES, "The embedded stack")
         self._lock.take()
         withdraw(self._folder)
