@@ -168,7 +168,7 @@ class EngineHost:
         """Run `command` on the engine thread between two steps; `urgent` ends the current burst first.
 
         Raises what the command raised, and EngineFault when the thread is gone. When the caller is cancelled, the
-        command still runs, unless it had not begun.
+        command still runs.
         """
         await self._room.acquire()
         future: asyncio.Future[T] = self._loop.create_future()

@@ -1,0 +1,136 @@
+"""Claims decided, terminals built: pure functions, case by case."""
+
+from __future__ import annotations
+
+import pytest
+
+from services.gpu_worker import claim, journal
+from services.gpu_worker.engine.requests import Finished, FinishReason, SpecTelemetry
+from services.gpu_worker.outcome import Outcome, Timeline
+from shared.errors import ContextLengthExceeded, Overloaded
+from shared.protocol.messages import CancelRequest, Failure, Terminal
+from tests.unit.services.gpu_worker.rig import make_request
+from tests.unit.services.gpu_worker.scripted import FINGERPRINT
+
+
+def _cancel(
+    reason: str = "stop_string", *, choice: int | None = None, offset: int | None = None
+) -> CancelRequest:
+    return CancelRequest(request_id="r1", reason=reason, choice=choice, offset=offset)  # type: ignore[arg-type]
+
+
+def _finished(choice: int = 0, reason: FinishReason = FinishReason.LENGTH, **changes: object) -> Finished:
+    options = {
+        "request_id": "r1", "choice": choice, "reason": reason, "error_code": None, "detail": None,
+        "prompt_tokens": 200, "cached_tokens": 64, "completion_tokens": 20, "stop_id": None,
+        "telemetry": SpecTelemetry(rounds=5, drafted=15, accepted=10), "end_ns": 0,
+    }  # fmt: skip
+    return Finished(**{**options, **changes})  # type: ignore[arg-type]
+
+
+def _outcome(choices: int = 1) -> Outcome:
+    return Outcome(
+        request=make_request(choices=choices),
+        prompt_tokens=200,
+        timeline=Timeline(created_ns=0),
+        cache_decision="hit",
+    )
+
+
+def _terminal(outcome: Outcome, *emitted: int, failure: Failure | None = None) -> Terminal:
+    return outcome.terminal(attempt=1, worker_id="w", emitted=emitted, failure=failure, at_ns=0)
+
+
+def _decide(
+    state: journal.JournalState, cancel: CancelRequest | None = None, **changes: object
+) -> claim.Verdict:
+    request = make_request(**changes)
+    return claim.decide(
+        request, state, cancel, fingerprint=FINGERPRINT, now_ns=request.created_ns, max_attempts=3
+    )
+
+
+def _state(**changes: object) -> journal.JournalState:
+    from dataclasses import replace
+
+    return replace(journal.empty(1), **changes)  # type: ignore[arg-type]
+
+
+def test_a_fresh_request_is_attempt_one_and_a_left_one_goes_on_after_the_last() -> None:
+    assert _decide(_state()) == claim.Run(attempt=1)
+    assert _decide(_state(attempt=4, starts=2, fingerprint=FINGERPRINT)) == claim.Run(attempt=5)
+
+
+def test_what_is_done_is_done_whatever_else_holds() -> None:
+    terminal = _terminal(_outcome(), 0)
+    assert _decide(_state(terminal=terminal, starts=9), _cancel(), deadline_ns=0) == claim.AlreadyDone()
+
+
+def test_a_cancellation_of_one_of_several_choices_does_not_stop_the_request() -> None:
+    assert _decide(_state(tokens=((), ())), _cancel(choice=1), choices=2) == claim.Run(attempt=1)
+    assert isinstance(_decide(_state(), _cancel(choice=0)), claim.Cancelled)
+    assert isinstance(_decide(_state(), _cancel()), claim.Cancelled)
+
+
+@pytest.mark.parametrize(
+    ("state", "changes", "code", "dead"),
+    [
+        (_state(starts=3, attempt=3), {}, "poison", True),
+        (_state(fingerprint="other"), {}, "fingerprint_mismatch", False),
+        (_state(), {"deadline_ns": 0}, "deadline_exceeded", False),
+    ],
+)
+def test_refusals_are_typed(
+    state: journal.JournalState, changes: dict[str, object], code: str, dead: bool
+) -> None:
+    verdict = _decide(state, **changes)
+    assert isinstance(verdict, claim.Refuse)
+    assert (verdict.failure.code, verdict.dead_letter) == (code, dead)
+
+
+def test_failures_carry_status_and_retry_time() -> None:
+    assert claim.failure_of(Overloaded("full", retry_after_s=7)).retry_after_s == 7
+    error = ContextLengthExceeded(prompt_tokens=1, max_tokens=2, window=2)
+    assert (claim.failure_of(error).status, claim.failure_of(error).retry_after_s) == (400, None)
+
+
+def test_an_end_by_the_engine() -> None:
+    outcome = _outcome()
+    outcome.finished[0] = _finished(reason=FinishReason.STOP, stop_id=9)
+    terminal = _terminal(outcome, 19)
+    (end,) = terminal.ends
+    assert (end.finish, end.stop_id, end.completion_tokens, end.emitted_tokens) == ("stop", 9, 20, 19)
+    assert (end.spec.rounds, terminal.cached_tokens, terminal.cancel_reason) == (5, 64, None)
+
+
+def test_a_stop_string_wins_over_the_engine_s_own_end_but_not_over_an_error() -> None:
+    outcome = _outcome()
+    outcome.finished[0] = _finished()
+    assert not outcome.cancel(_cancel(offset=5))  # nothing was open any more
+    assert [(end.finish, end.completion_tokens) for end in _terminal(outcome, 20).ends] == [("stop", 5)]
+    outcome.finished[0] = _finished(reason=FinishReason.ERROR, error_code="engine_fault")
+    terminal = _terminal(outcome, 20)
+    assert terminal.ends[0].finish == "error"
+    assert terminal.failure is not None
+
+
+def test_an_offset_beyond_what_was_generated_counts_what_was_generated() -> None:
+    outcome = _outcome()
+    outcome.cancel(_cancel(offset=50))
+    outcome.finished[0] = _finished(reason=FinishReason.CANCELLED, completion_tokens=8)
+    assert _terminal(outcome, 8).ends[0].completion_tokens == 8
+
+
+def test_a_request_closes_when_its_last_choice_is_cancelled() -> None:
+    outcome = _outcome(choices=2)
+    assert not outcome.cancel(_cancel(choice=0))
+    assert not outcome.cancel(_cancel(choice=7))
+    assert outcome.cancel(_cancel(choice=1))
+    assert not outcome.cancel(_cancel(choice=1))
+
+
+def test_without_an_end_of_the_engine_a_failure_tells_what_is_journalled() -> None:
+    failure = Failure(code="x", message="", status=500, retry_after_s=None)
+    terminal = _terminal(_outcome(choices=2), 3, 4, failure=failure)
+    assert [(end.finish, end.completion_tokens) for end in terminal.ends] == [("error", 3), ("error", 4)]
+    assert terminal.failure == failure
