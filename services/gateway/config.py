@@ -52,8 +52,8 @@ class GatewaySettings(Settings):
     """After a stop string: how long to wait for the worker's terminal, which holds the telemetry."""
     broker_timeout_s: float = Field(default=3.0, gt=0)
     lookup_timeout_s: float = Field(default=0.3, gt=0)
-    no_worker_grace_s: float = Field(default=0.0, ge=0)
-    """How long a request may wait for a first live worker of its model before it is refused."""
+    no_worker_grace_s: float = Field(default=2.5, ge=0)
+    """How long a request may wait for a first live worker of its model before it is refused; over a heartbeat."""
     worker_silence_s: float = Field(default=10.0, gt=0)
     """A worker without a heartbeat for this long is dead for routing."""
     worker_max_waiting: int = Field(default=4, ge=0)

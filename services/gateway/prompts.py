@@ -63,7 +63,11 @@ class PromptMaker:
         date = self._clock.now()
         deadline = self._clock.monotonic_ns() + int(self._settings.render_timeout_s * 1e9)
         limits = RenderLimits(
-            characters=self._settings.max_rendered_characters, deadline_ns=deadline, clock=self._clock
+            characters=self._settings.max_rendered_characters,
+            window=model.window,
+            longest=model.vocabulary.longest,
+            deadline_ns=deadline,
+            clock=self._clock,
         )
         if isinstance(fields, ChatRequest):
             template = model.template
@@ -74,7 +78,7 @@ class PromptMaker:
             )
         if isinstance(fields, CompletionRequest):
             prompt = fields.single_prompt()
-            return lambda: _raw(model, prompt)
+            return lambda: _raw(model, prompt, limits)
         raise TypeError(type(fields).__name__)
 
     def close(self) -> None:
@@ -82,9 +86,10 @@ class PromptMaker:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _raw(model: ServedModel, prompt: str | list[int]) -> Prompt:
+def _raw(model: ServedModel, prompt: str | list[int], limits: RenderLimits) -> Prompt:
     """A raw prompt: ids as they are, text with its control tokens."""
     if isinstance(prompt, list):
         return Prompt(tokens=prompt, stable=None)
+    limits.check(len(prompt))
     vocabulary = model.vocabulary
     return Prompt(tokens=vocabulary.encode(vocabulary.control.split(prompt)), stable=None)

@@ -115,14 +115,24 @@ class ChatTemplate:
 
 @dataclass(frozen=True, kw_only=True)
 class RenderLimits:
-    """Bounds of one rendering. `deadline_ns` is on `clock`'s monotonic scale."""
+    """Bounds of one rendering. `deadline_ns` is on `clock`'s monotonic scale; `window` in tokens, `longest` the bytes of
+    the longest token: more text than window * longest cannot fit, and is not worth tokenising."""
 
     characters: int
+    window: int
+    longest: int
     deadline_ns: int
     clock: Clock
 
     def check(self, size: int) -> None:
         """Raise InvalidRequest when `size` characters or the time are over."""
+        if size > self.window * self.longest:
+            raise InvalidRequest(
+                f"This model's context window is {self.window} tokens; the request has at least "
+                f"{size // self.longest} prompt tokens and asks for at least 1 more.",
+                code="context_length_exceeded",
+                param="messages",
+            )
         if size > self.characters:
             raise InvalidRequest(
                 f"the rendered prompt is over {self.characters} characters", param="messages"

@@ -52,6 +52,8 @@ class Vocabulary:
             json.dumps({**spec, "added_tokens": [], "truncation": None, "padding": None})
         )
         self._bytes = _token_bytes(spec["model"]["vocab"], self.control_text, size)
+        self.longest: Final = max(map(len, self._bytes), default=1) or 1
+        """Bytes of the longest token: no text of n bytes has fewer than n / longest tokens."""
 
     @classmethod
     def load(cls, file: Path, *, size: int) -> Vocabulary:

@@ -132,7 +132,7 @@ def test_stop_matching_does_not_depend_on_the_cut(text: str, sizes: list[int], s
 @some
 @given(st.lists(hostile, min_size=1, max_size=4), st.text(max_size=5))
 def test_callers_text_never_becomes_a_control_token(strings: list[str], between: str) -> None:
-    between = between.replace("<", "").replace(">", "").replace("|", "")
+    between = "".join(character for character in between if character not in "<|>\ue0f0\ue0f1")
     shield = Shield(VOCABULARY.control)
     covered = [str(shield.cover(text)) for text in strings]
     rendered = "<|im_start|>" + between.join(covered) + "<|im_end|>"

@@ -320,7 +320,12 @@ async def running_line(**settings: Any) -> AsyncIterator[Line]:
     spans = InMemorySpanExporter()
     telemetry = build("gateway", None)
     telemetry.provider.add_span_processor(SimpleSpanProcessor(spans))
-    gateway = Gateway(GatewaySettings(**settings), MemoryTransport(server), telemetry, {"pocket": MODEL})
+    gateway = Gateway(
+        GatewaySettings(**({"no_worker_grace_s": 0} | settings)),
+        MemoryTransport(server),
+        telemetry,
+        {"pocket": MODEL},
+    )
     broker, worker = FakeBroker(), FakeWorker(MemoryTransport(server))
     side = MemoryTransport(server)
     app = create_app(gateway)

@@ -137,6 +137,7 @@ def message_cases() -> list[Case]:
         ("name a number", [USER | {"name": 1}], "messages[0].name"),
         ("FR-63 the template refuses", [USER, {"role": "system", "content": "late"}], "messages"),
         ("too many messages", [USER] * 2049, "messages"),
+        ("FR-53 prompt far over the window", [{"role": "user", "content": "x" * 3_000_000}], "messages"),
         ("FR-53 prompt over the window", [{"role": "user", "content": "word " * 6000}], "messages"),
     ]
     return [(name, {"messages": value}, 400, param) for name, value, param in bad_messages]

@@ -21,7 +21,7 @@ POCKET_TEMPLATE: ChatTemplate = MODEL.template
 
 def limits(characters: int = 10_000) -> RenderLimits:
     clock = ManualClock()
-    return RenderLimits(characters=characters, deadline_ns=10**9, clock=clock)
+    return RenderLimits(characters=characters, window=10**6, longest=8, deadline_ns=10**9, clock=clock)
 
 
 def request(*messages: dict[str, Any], **fields: Any) -> ChatRequest:
@@ -126,7 +126,7 @@ def test_output_is_bounded() -> None:
 
 def test_time_is_bounded() -> None:
     clock = ManualClock()
-    bound = RenderLimits(characters=10, deadline_ns=5, clock=clock)
+    bound = RenderLimits(characters=10, window=9, longest=9, deadline_ns=5, clock=clock)
     bound.check(1)
     clock.advance(1)
     with pytest.raises(InvalidRequest, match="too long"):

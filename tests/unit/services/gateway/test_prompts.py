@@ -1,0 +1,84 @@
+"""Prompts are made in threads, in the caller's context; settings and model folders are read once."""
+
+from __future__ import annotations
+
+import contextvars
+import json
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from services.gateway.config import POCKET, GatewaySettings
+from services.gateway.model import load_model
+from services.gateway.prompts import PromptMaker
+from services.gateway.vocabulary import ModelFolderError
+from shared.clock import SYSTEM
+from shared.telemetry import build
+
+MARK: contextvars.ContextVar[str] = contextvars.ContextVar("mark", default="unset")
+
+
+async def test_fr_122_the_callers_context_travels_into_the_thread() -> None:
+    maker = PromptMaker(GatewaySettings(), build("gateway", None), SYSTEM)
+    MARK.set("caller")
+    assert await maker._in_pool(MARK.get) == "caller"
+    maker.close()
+
+
+def test_models_are_named_by_folder_or_by_hand() -> None:
+    settings = GatewaySettings(models="/a/b, name=/c/d")
+    assert settings.model_folders() == {"b": Path("/a/b"), "name": Path("/c/d")}
+
+
+def test_settings_are_strict() -> None:
+    with pytest.raises(ValidationError):
+        GatewaySettings(port=70000)
+    with pytest.raises(ValidationError):
+        GatewaySettings(keep_alive_s=0)
+
+
+def copy_of_pocket(folder: Path) -> Path:
+    for name in ("config.json", "tokenizer.json", "generation_config.json", "chat_template.jinja"):
+        (folder / name).write_bytes((POCKET / name).read_bytes())
+    return folder
+
+
+def test_generation_defaults_of_a_sampling_model(tmp_path: Path) -> None:
+    folder = copy_of_pocket(tmp_path)
+    (folder / "generation_config.json").write_text(
+        json.dumps({"do_sample": True, "temperature": 0.7, "top_p": 0.8, "top_k": 20, "eos_token_id": [2]})
+    )
+    model = load_model("m", folder)
+    assert (model.defaults.temperature, model.defaults.top_p, model.defaults.top_k) == (0.7, 0.8, 20)
+    assert model.stop_ids == (2,)
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "message"),
+    [
+        ("tokenizer.json", {"decoder": {"type": "Metaspace"}}, "byte-level"),
+        ("config.json", {"vocab_size": None}, "vocab_size"),
+    ],
+)
+def test_folders_that_cannot_be_served_are_refused_by_file(
+    tmp_path: Path, file: str, change: dict[str, object], message: str
+) -> None:
+    folder = copy_of_pocket(tmp_path)
+    (folder / file).write_text(json.dumps(json.loads((folder / file).read_text()) | change))
+    with pytest.raises(ModelFolderError, match=message):
+        load_model("m", folder)
+
+
+def test_a_folder_without_a_template_serves_completions_only(tmp_path: Path) -> None:
+    folder = copy_of_pocket(tmp_path)
+    (folder / "chat_template.jinja").unlink()
+    assert load_model("m", folder).template is None
+
+
+def test_a_prompt_that_opens_thinking_is_seen() -> None:
+    model = load_model("pocket", POCKET)
+    think, closed = (model.vocabulary.control.ids[text] for text in ("<think>", "</think>"))
+    assert model.opens_thinking([5, think, 6])
+    assert not model.opens_thinking([5, think, closed])
+    assert not model.opens_thinking([5])
