@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -135,11 +137,8 @@ async def test_errors_tell_no_statement_and_no_value(bench: Bench) -> None:
 
 
 @pytest.fixture
-def own_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
+def own_server() -> Iterator[PostgresServer]:
     """A server that the test may stop."""
-    import tempfile
-    from pathlib import Path
-
     with tempfile.TemporaryDirectory(prefix="burstline-postgres-") as folder:
         server = PostgresServer(Path(folder), durable=False)
         server.start()
