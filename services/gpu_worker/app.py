@@ -68,7 +68,7 @@ async def run(settings: WorkerSettings, common: CommonSettings) -> None:
         TaskDied: a part of the worker ended; the process has to go down, its requests are delivered again.
         BurstlineError: NATS cannot be reached, or the model cannot be loaded.
     """
-    async with Shutdown() as shutdown, drain_on_signals() as drain:
+    async with drain_on_signals() as drain, Shutdown() as shutdown:
         telemetry = setup("worker", common)
         shutdown.push("telemetry", lambda: asyncio.to_thread(telemetry.shutdown))
         transport = await connect(

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import socket
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.integration.gpu_worker.process import NO_CACHE, Client, greedy, readiness, worker_process
+from tests.integration.gpu_worker.process import (
+    NO_CACHE,
+    Client,
+    free_port,
+    greedy,
+    readiness,
+    worker_process,
+)
 from tests.unit.services.gpu_worker.rig import SAMPLING
 from tests.unit.services.gpu_worker.scripted import ScriptedBroker
 
@@ -46,9 +52,7 @@ async def test_c2_a_killed_worker_s_stream_is_continued_bit_for_bit(
 async def test_a_second_turn_hits_and_a_drain_ends_clean(
     nats_url: str, client: Client, broker: ScriptedBroker, tiny_model: Path, tmp_path: Path
 ) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     with worker_process(nats_url, tmp_path, tiny_model, "w1", health_port=str(port)) as process:
         await client.find_worker("w1")
         assert readiness(port)[0] == 200
