@@ -107,6 +107,20 @@ def demo(
 
 
 @app.command()
+def prove(
+    full: Annotated[
+        bool, typer.Option("--full/--quick", help="Every cell, or a covering set of them.")
+    ] = False,
+    seed: Annotated[int, typer.Option(help="Which cells of a covering set, and who comes when.")] = 1,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Also write the result here.")] = None,
+) -> None:
+    """Show that one request has one stream: whatever the drafter, the company, the cache and the cuts."""
+    raise SystemExit(
+        load("services.prove.command", EVERYTHING).main(everything=full, seed=seed, json_file=json_file)
+    )
+
+
+@app.command()
 def version() -> None:
     """Print the version."""
     print(metadata.version("burstline"))

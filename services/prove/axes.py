@@ -1,0 +1,101 @@
+"""The table of what may vary. A cell is one value of every axis; a new value is one entry here.
+
+Behaviour that needs more than a number is a function of the `Scene`: a *plant* prepares the prefix cache and says how many
+tokens the cell must find cached; a *way* changes the request or disturbs the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Final
+
+from services.prove import plants, ways
+from services.prove.models import MODELS
+from services.prove.prompts import PROMPTS
+from services.prove.rules import RULES
+from services.prove.scene import Scene
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cell:
+    """One way to run one request; every field is a value of the axis of its name."""
+
+    model: str
+    prompt: str
+    rule: str
+    budget: str
+    drafter: str
+    burst: str
+    company: str
+    cache: str
+    chunk: str
+    way: str
+
+    def __str__(self) -> str:
+        return " / ".join(getattr(self, field.name) for field in fields(self))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Drafting:
+    """`k` drafts of the MTP head a round. `journal`: the whole stream is known, so the replay drafter proposes it."""
+
+    k: int
+    journal: bool = False
+
+
+BUDGETS: Final[Mapping[str, int]] = {"1 token": 1, "10 tokens": 10, "40 tokens": 40}
+
+DRAFTERS: Final[Mapping[str, Drafting]] = {
+    "none": Drafting(k=0),
+    "mtp K=1": Drafting(k=1),
+    "mtp K=2": Drafting(k=2),
+    "mtp K=3": Drafting(k=3),
+    "mtp K=5": Drafting(k=5),
+    "replay": Drafting(k=0, journal=True),
+}
+
+BURSTS: Final[Mapping[str, int]] = {"1 round": 1, "2 rounds": 2, "7 rounds": 7, "32 rounds": 32}
+
+COMPANIES: Final[Mapping[str, int]] = {"alone": 1, "16 together": 16}
+
+CHUNKS: Final[Mapping[str, int]] = {"chunk 64": 64, "chunk 128": 128, "chunk 512": 512, "chunk 1024": 1024}
+
+CACHES: Final[Mapping[str, Callable[[Scene], int]]] = {
+    "cold": plants.cold,
+    "miss": plants.miss,
+    "hit at 64": plants.first,
+    "hit halfway": plants.halfway,
+    "deepest hit": plants.deepest,
+    "hit after a split": plants.split,
+    "hit after eviction": plants.evicted,
+    "hit on a state that came back": plants.returned,
+}
+
+WAYS: Final[Mapping[str, Callable[[Scene], None]]] = {
+    "whole": ways.whole,
+    "neighbour cancelled": ways.neighbour_cancelled,
+    "resumed": ways.resumed,
+}
+
+AXES: Final[Mapping[str, Mapping[str, object]]] = {
+    "model": MODELS,
+    "prompt": PROMPTS,
+    "rule": RULES,
+    "budget": BUDGETS,
+    "drafter": DRAFTERS,
+    "burst": BURSTS,
+    "company": COMPANIES,
+    "cache": CACHES,
+    "chunk": CHUNKS,
+    "way": WAYS,
+}
+
+_UNCACHED: Final = ("cold", "miss")
+
+
+def meaningful(choice: Mapping[str, str]) -> bool:
+    """Whether a (partial) choice can be run: less than a block is never cached; a whole journal leaves no other way."""
+    if choice.get("prompt") == "short" and choice.get("cache", "cold") not in _UNCACHED:
+        return False
+    return not (choice.get("drafter") == "replay" and choice.get("way") == "resumed")

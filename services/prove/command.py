@@ -1,0 +1,60 @@
+"""`burstline prove`: choose cells, run them, tell."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress
+
+from services.prove.axes import Cell
+from services.prove.cover import full, quick
+from services.prove.evidence import evidence, write
+from services.prove.reference import References
+from services.prove.report import Tally
+from services.prove.stage import Stage, groups
+from shared.clock import SYSTEM
+from shared.errors import BurstlineError
+
+
+def run(cells: Iterable[Cell], seed: int, progress: Progress | None = None) -> Tally:
+    """Run the cells (and those that fill their companies) and add up."""
+    tally, stage = Tally(), Stage(References(), seed)
+    planned = list(groups(cells, seed))
+    task = progress.add_task("cells", total=sum(map(len, planned))) if progress else None
+    for group in planned:
+        for outcome in stage.play(group):
+            tally.add(outcome)
+        if progress and task is not None:
+            progress.update(task, advance=len(group), description=f"{tally.differences} differences")
+    return tally
+
+
+def main(*, everything: bool, seed: int, json_file: Path | None) -> int:
+    """Returns 0 when every bar holds, 1 when one does not, 2 when it could not measure."""
+    console, began = Console(), SYSTEM.monotonic_ns()
+    try:
+        cells = full(seed) if everything else quick(seed)
+        with Progress(console=Console(stderr=True), transient=True) as progress:
+            tally = run(cells, seed, progress)
+    except (BurstlineError, OSError) as fault:
+        sys.stderr.write(f"burstline: prove could not measure: {fault}\n")
+        return 2
+    seconds = (SYSTEM.monotonic_ns() - began) / 1e9
+    console.print(tally.table())
+    for difference in tally.told:
+        console.print(str(difference), style="red", markup=False, highlight=False)
+    bars = tally.bars()
+    console.print(
+        f"{tally.cells} cells, {tally.compared.total():,} comparisons, {tally.differences} differences, "
+        f"{tally.accepted} accepted and {tally.rejected} rejected drafts, {seconds:.0f} s"
+    )
+    for bar in bars:
+        if not bar.holds:
+            console.print(f"NOT AS PROMISED: {bar.name} is {bar.value:g} {bar.unit}, limit {bar.limit:g}")
+    if json_file is not None:
+        name = f"prove --{'full' if everything else 'quick'} --seed {seed}"
+        write(json_file, evidence(name, {**tally.results(), "seconds": round(seconds, 1)}, bars))
+    return 0 if all(bar.holds for bar in bars) else 1

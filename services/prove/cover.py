@@ -1,0 +1,117 @@
+"""Which cells to run: a set that covers every value or pair of values, or the whole product of what the engine does.
+
+Everything is a function of a seed. Impossible combinations (`meaningful`) are never chosen.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final
+
+from services.prove.axes import AXES, BURSTS, CHUNKS, Cell, meaningful
+
+CANDIDATES: Final = 12
+"""Random completions tried for each new cell of a covering set; the one that covers most is taken."""
+
+VARIED: Final = ("drafter", "burst", "company", "cache", "way", "rule")
+"""Axes whose whole product `every` runs."""
+
+Pair = frozenset[tuple[str, str]]
+Fits = Callable[[Mapping[str, str]], bool]
+"""Whether a (partial) choice may be run."""
+
+
+def quick(seed: int) -> list[Cell]:
+    """Every pair of values on the tiny model, every value once on the pocket model."""
+    return pairwise({"model": "tiny"}, seed, _few_companies) + once({"model": "pocket"}, seed, _few_companies)
+
+
+def full(seed: int) -> list[Cell]:
+    """The whole product on the tiny model, every pair of values on the pocket model."""
+    return list(every({"model": "tiny"}, seed)) + pairwise({"model": "pocket"}, seed)
+
+
+def pairwise(fixed: Mapping[str, str], seed: int, fits: Fits = meaningful) -> list[Cell]:
+    """Cells in which every possible pair of values meets at least once; `fixed` values are the same in all of them."""
+    draw = random.Random(seed)
+    domains = _domains(fixed)
+    left = set(_pairs(domains, fits))
+    cells = []
+    while left:
+        # Sorted, because a set's order is not the same in two processes.
+        start = min(left, key=lambda pair: sorted(pair))
+        tries = [_completed(dict(start), domains, draw, fits) for _ in range(CANDIDATES)]
+        best = max(tries, key=lambda choice: len(left & _within(choice)))
+        left -= _within(best)
+        cells.append(Cell(**best))
+    return cells
+
+
+def once(fixed: Mapping[str, str], seed: int, fits: Fits = meaningful) -> list[Cell]:
+    """Cells in which every value occurs."""
+    draw = random.Random(seed)
+    domains = _domains(fixed)
+    left = [(name, value) for name, values in domains.items() for value in values]
+    cells: list[Cell] = []
+    while left:
+        name, value = left[0]
+        choice = _completed({name: value}, domains, draw, fits)
+        left = [(name, value) for name, value in left if choice[name] != value]
+        cells.append(Cell(**choice))
+    return cells
+
+
+def every(fixed: Mapping[str, str], seed: int) -> Iterator[Cell]:
+    """The whole product of `VARIED`; the other axes take random values."""
+    draw = random.Random(seed)
+    domains = _domains(fixed)
+    for values in itertools.product(*(domains[name] for name in VARIED)):
+        choice = dict(zip(VARIED, values, strict=True))
+        if meaningful(choice):
+            yield Cell(**_completed(choice, domains, draw, meaningful))
+
+
+def drawn(fixed: Mapping[str, str], draw: random.Random) -> Cell:
+    """One random cell with the `fixed` values."""
+    return Cell(**_completed(dict(fixed), _domains(fixed), draw, meaningful))
+
+
+def _domains(fixed: Mapping[str, str]) -> dict[str, Sequence[str]]:
+    return {name: [fixed[name]] if name in fixed else list(values) for name, values in AXES.items()}
+
+
+def _few_companies(choice: Mapping[str, str]) -> bool:
+    """Sixteen cells cost as much as their setting, so few settings are run in company: the diagonal of chunk and burst."""
+    if choice.get("company", "alone") != "alone" and "chunk" in choice and "burst" in choice:
+        position = list(CHUNKS).index(choice["chunk"]) - list(BURSTS).index(choice["burst"])
+        if position % min(len(CHUNKS), len(BURSTS)):
+            return False
+    return meaningful(choice)
+
+
+def _pairs(domains: Mapping[str, Sequence[str]], fits: Fits) -> Iterator[Pair]:
+    alone = {name: values[0] for name, values in domains.items() if len(values) == 1}
+    for (one, ones), (other, others) in itertools.combinations(domains.items(), 2):
+        for a, b in itertools.product(ones, others):
+            if fits({**alone, one: a, other: b}):
+                yield frozenset({(one, a), (other, b)})
+
+
+def _within(choice: Mapping[str, str]) -> set[Pair]:
+    return {frozenset(pair) for pair in itertools.combinations(choice.items(), 2)}
+
+
+def _completed(
+    choice: dict[str, str], domains: Mapping[str, Sequence[str]], draw: random.Random, fits: Fits
+) -> dict[str, str]:
+    """Fill the open axes at random, in random order, with values that go with what is chosen.
+
+    Every value must go with some value of each other axis, whatever else is chosen."""
+    names = [name for name in domains if name not in choice]
+    draw.shuffle(names)
+    for name in names:
+        fitting = [value for value in domains[name] if fits({**choice, name: value})]
+        choice[name] = draw.choice(fitting)
+    return choice

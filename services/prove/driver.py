@@ -1,0 +1,186 @@
+"""Plays the worker on an engine: looks up, submits, steps, grants captures, makes room, collects streams.
+
+The one place of `prove` and `bench` that drives an engine.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from services.gpu_worker.engine.engine import Engine
+from services.gpu_worker.engine.requests import (
+    Admitted,
+    Burst,
+    Captured,
+    Event,
+    Finished,
+    FinishReason,
+    GenerateRequest,
+    TokenLogprob,
+)
+from services.gpu_worker.engine.sessions.base import Session
+from shared.errors import EngineFault
+
+Key = tuple[str, int]
+
+IDLE_STEPS: Final = 200
+"""Steps without any event after which an engine that says it has work counts as stuck."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CacheBytes:
+    """What the cache held of a sequence when its stream ended, states folded to the committed length.
+
+    `rows` [2, planes, kv_heads, committed, head_dim]: trunk keys and values. `draft` [2, kv_heads, prompt, head_dim] or
+    null: the prefill-made part of the draft plane. `state`, `window`: recurrent and conv states of all layers.
+    """
+
+    rows: Tensor
+    draft: Tensor | None
+    state: Tensor
+    window: Tensor
+
+
+@dataclass(kw_only=True, slots=True)
+class Record:
+    """What one stream gave."""
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] | None = None
+    cached_tokens: int = 0
+    finished: Finished | None = None
+    cache: CacheBytes | None = None
+
+    @property
+    def end(self) -> Finished:
+        """The terminal event. Raises EngineFault while there is none."""
+        if self.finished is None:
+            raise EngineFault("the stream has no end")
+        return self.finished
+
+
+class WatchedEngine(Engine):
+    """An engine that copies the cache bytes of a stream before its memory is given back."""
+
+    watching = True
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+        self.kept: dict[Key, CacheBytes] = {}
+
+    def _retire(self) -> None:
+        for stream in self._active:
+            ending = stream.session.ending
+            whole = ending is not None and ending.reason in (FinishReason.STOP, FinishReason.LENGTH)
+            if whole and self.watching:
+                self.kept[stream.request.key] = self._copy(stream.session)
+        super()._retire()
+
+    def _copy(self, session: Session) -> CacheBytes:
+        sequence, trunk = session.sequence, self.dims.attention_layers
+        slot = sequence.ssm_slot_idx()
+        self.runner.flush(slot)
+        both = self.kv.read_rows(sequence.block_table, 0, sequence.seq_len)
+        prompt = len(session.request.tokens)
+        taps = self.states.taps
+        # A padded fold step may turn a negative zero into a zero; nothing downstream can tell, so both count as zero.
+        return CacheBytes(
+            rows=both[:, :trunk].clone(),
+            draft=both[:, trunk, :, :prompt].clone() if self.dims.has_mtp else None,
+            state=self.states.state[:, slot] + 0.0,
+            window=self.states.windows[:, slot, :taps] + 0.0,
+        )
+
+
+class Driver:
+    """One engine and the streams that were asked of it."""
+
+    def __init__(self, engine: WatchedEngine) -> None:
+        self.engine = engine
+        self.records: dict[Key, Record] = {}
+        self.steps = 0
+        self._due: list[tuple[int, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+
+    def at(self, step: int, action: Callable[[], None]) -> None:
+        """Do something before the given step of the driver (a step that has passed means the next one)."""
+        heapq.heappush(self._due, (step, next(self._order), action))
+
+    def submit(self, request: GenerateRequest) -> None:
+        """Look up and queue, as a worker does."""
+        if request.use_cache:
+            self.engine.lookup(request.request_id, request.root, request.tokens, request.chain)
+        self.engine.submit(request)
+        self.records[request.key] = Record(logprobs=[] if request.top_logprobs is not None else None)
+
+    def step(self) -> list[Event]:
+        """One step of the engine, its events answered and noted."""
+        self.steps += 1
+        while self._due and self._due[0][0] <= self.steps:
+            heapq.heappop(self._due)[2]()
+        events = self.engine.step()
+        for event in events:
+            self._note(event)
+        pressure = self.engine.pressure()
+        if pressure:
+            self.engine.evict(self.engine.eviction_candidates(pressure.blocks, pressure.snapshots))
+        return events
+
+    def run(self, requests: Iterable[GenerateRequest] = ()) -> None:
+        """Submit, then step until nothing is due and nothing runs. Raises EngineFault when the engine is stuck."""
+        for request in requests:
+            self.submit(request)
+        quiet = 0
+        while self.engine.has_work() or self._due:
+            if not self.engine.has_work():
+                self.steps = max(self.steps, self._due[0][0] - 1)
+            quiet = 0 if self.step() or self._due else quiet + 1
+            if quiet > IDLE_STEPS:
+                raise EngineFault(
+                    f"{IDLE_STEPS} steps without an event, and the engine says that it has work"
+                )
+
+    def clear(self) -> None:
+        """Evict every entry, so that the pools are whole again. Raises EngineFault when they are not (C6)."""
+        stats = self.engine.stats()
+        while keys := self.engine.eviction_candidates(stats.blocks.total, stats.snapshots.total):
+            self.engine.evict(keys)
+        self.engine.check()
+        stats = self.engine.stats()
+        for name in ("blocks", "slots", "snapshots"):
+            counts = getattr(stats, name)
+            if counts.free != counts.total:
+                raise EngineFault(f"{counts.total - counts.free} {name} were not given back")
+
+    def _note(self, event: Event) -> None:
+        match event:
+            case Admitted():
+                self._of(event).cached_tokens = event.cached_tokens
+            case Burst():
+                record = self._of(event)
+                record.tokens.extend(event.tokens)
+                if record.logprobs is not None:
+                    record.logprobs.extend(event.logprobs or ())
+            case Captured():
+                self.engine.publish(event.capture_id)
+            case Finished():
+                record = self._of(event)
+                record.finished = event
+                record.cache = self.engine.kept.pop((event.request_id, event.choice), None)
+            case _:
+                pass
+
+    def _of(self, event: Admitted | Burst | Finished) -> Record:
+        return self.records[event.request_id, event.choice]
+
+
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    """Whether two float32 tensors hold the same bits."""
+    return one.shape == other.shape and torch.equal(one.view(torch.int32), other.view(torch.int32))

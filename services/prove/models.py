@@ -1,0 +1,35 @@
+"""What `prove` asks: the pocket model that ships, and a tiny random one with its vocabulary."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from services.gpu_worker.engine.models.loader import LoadedModel, load_model
+from services.gpu_worker.engine.models.random import TINY, write_random_model
+
+POCKET: Final = Path(__file__).resolve().parents[2] / "models" / "pocket"
+RANDOM_SEED: Final = 11
+VOCAB: Final = 4096
+"""The pocket tokenizer's size, so that one set of prompts serves both models."""
+
+
+@cache
+def tiny() -> LoadedModel:
+    """Random weights, about a millisecond a forward."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = write_random_model(Path(folder) / "model", replace(TINY, vocab=VOCAB), seed=RANDOM_SEED)
+        return load_model(path)
+
+
+@cache
+def pocket() -> LoadedModel:
+    """The model that ships. Raises EngineFault when its folder is not whole."""
+    return load_model(POCKET)
+
+
+MODELS: Final[Mapping[str, Callable[[], LoadedModel]]] = {"tiny": tiny, "pocket": pocket}

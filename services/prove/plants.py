@@ -1,0 +1,65 @@
+"""What the prefix cache holds before a cell runs. Each answers how many tokens the cell must find cached."""
+
+from __future__ import annotations
+
+from services.prove.scene import Scene
+from shared.protocol.chain import GRID
+
+
+def cold(scene: Scene) -> int:
+    """The cache is not asked and nothing is captured."""
+    scene.change(use_cache=False)
+    return 0
+
+
+def miss(scene: Scene) -> int:
+    """The cache is asked, holds nothing, and the run captures two boundaries."""
+    scene.change(capture_at=GRID)
+    return 0
+
+
+def first(scene: Scene) -> int:
+    """An entry at the first boundary."""
+    scene.plant(scene.request.tokens, ckpt_at=GRID)
+    return GRID
+
+
+def halfway(scene: Scene) -> int:
+    """An entry halfway, made by a conversation that goes on in another way."""
+    middle = _middle(scene)
+    scene.plant(scene.other_tail(middle), ckpt_at=middle)
+    return middle
+
+
+def deepest(scene: Scene) -> int:
+    """Entries at the first and at the deepest boundary that this prompt can use."""
+    scene.plant(scene.request.tokens, ckpt_at=scene.deepest, capture_at=GRID)
+    return scene.deepest
+
+
+def split(scene: Scene) -> int:
+    """Rows shared with another conversation, no state where they part: a run splits there; the cell hits its work."""
+    middle = _middle(scene)
+    scene.plant(scene.other_tail(middle))
+    scene.plant(scene.request.tokens, ckpt_at=middle)
+    return middle
+
+
+def evicted(scene: Scene) -> int:
+    """Everything was evicted once and captured again."""
+    scene.plant(scene.request.tokens, ckpt_at=scene.deepest, capture_at=GRID)
+    scene.driver.engine.evict([scene.key_at(position) for position in (scene.deepest, GRID)])
+    scene.plant(scene.request.tokens, ckpt_at=scene.deepest, capture_at=GRID)
+    return scene.deepest
+
+
+def returned(scene: Scene) -> int:
+    """The first boundary lost its state while its rows stayed, and a later prime brought the state back."""
+    scene.plant(scene.other_tail(GRID), capture_at=GRID)
+    scene.driver.engine.evict([scene.key_at(GRID)])
+    scene.plant(scene.request.tokens, ckpt_at=GRID)
+    return GRID
+
+
+def _middle(scene: Scene) -> int:
+    return max(GRID, scene.deepest // 2 // GRID * GRID)

@@ -1,0 +1,109 @@
+"""Adds up what the cells gave; the table, the differences and the evidence object of `burstline prove`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict, fields
+from typing import Any, Final
+
+from rich.table import Table
+
+from services.prove.axes import AXES, Cell
+from services.prove.compare import Difference
+from services.prove.evidence import Bar
+from services.prove.stage import Outcome
+
+MOST_TOLD: Final = 40
+"""Differences that are kept word for word; all are counted."""
+
+
+class Tally:
+    """Counts by value of every axis. Bounded: outcomes themselves are not kept."""
+
+    def __init__(self) -> None:
+        self.cells = 0
+        self.compared: Counter[str] = Counter()
+        self.difference_kinds: Counter[str] = Counter()
+        self.told: list[Difference] = []
+        self.accepted = self.rejected = self.restored = 0
+        self._cells_by: Counter[tuple[str, str]] = Counter()
+        self._compared_by: Counter[tuple[str, str]] = Counter()
+        self._differences_by: Counter[tuple[str, str]] = Counter()
+
+    def add(self, outcome: Outcome) -> None:
+        """Count one cell."""
+        verdict, telemetry = outcome.verdict, outcome.telemetry
+        self.cells += 1
+        self.compared.update(verdict.compared)
+        self.difference_kinds.update(difference.kind for difference in verdict.differences)
+        self.told.extend(verdict.differences[: MOST_TOLD - len(self.told)])
+        self.accepted += telemetry.accepted
+        self.rejected += telemetry.drafted - telemetry.accepted
+        self.restored += outcome.cached_tokens > 0
+        for value in _values(outcome.cell):
+            self._cells_by[value] += 1
+            self._compared_by[value] += verdict.compared.total()
+            self._differences_by[value] += len(verdict.differences)
+
+    @property
+    def differences(self) -> int:
+        """All of them."""
+        return self.difference_kinds.total()
+
+    def table(self) -> Table:
+        """One row a value of every axis that occurred."""
+        table = Table(title="One request, one stream", title_justify="left")
+        for name in ("axis", "value"):
+            table.add_column(name)
+        for name in ("cells", "comparisons", "differences"):
+            table.add_column(name, justify="right")
+        for axis, values in AXES.items():
+            occurred = [value for value in values if self._cells_by[axis, value]]
+            for number, value in enumerate(occurred):
+                key = (axis, value)
+                bad = self._differences_by[key]
+                table.add_row(
+                    axis if number == 0 else "",
+                    value,
+                    str(self._cells_by[key]),
+                    f"{self._compared_by[key]:,}",
+                    f"[red]{bad}[/red]" if bad else "0",
+                    end_section=number == len(occurred) - 1,
+                )
+        table.add_row(
+            "all", "", str(self.cells), f"{self.compared.total():,}", str(self.differences), style="bold"
+        )
+        return table
+
+    def results(self) -> dict[str, Any]:
+        """Named figures; counts unless a name says otherwise."""
+        return {
+            "cells": self.cells,
+            "comparisons": dict(sorted(self.compared.items())),
+            "differences": dict(sorted(self.difference_kinds.items())),
+            "accepted_drafts": self.accepted,
+            "rejected_drafts": self.rejected,
+            "cells_restored_from_cache": self.restored,
+            "cells_by_value": {
+                axis: {value: self._cells_by[axis, value] for value in values if self._cells_by[axis, value]}
+                for axis, values in AXES.items()
+            },
+            "told": [_told(difference) for difference in self.told],
+        }
+
+    def bars(self) -> list[Bar]:
+        """No difference; and the run did meet what it claims to have tried."""
+        return [
+            Bar.at_most("differences", self.differences, 0, "differences"),
+            Bar.at_least("accepted drafts", self.accepted, 1, "tokens"),
+            Bar.at_least("rejected drafts", self.rejected, 1, "tokens"),
+            Bar.at_least("cells restored from the cache", self.restored, 1, "cells"),
+        ]
+
+
+def _values(cell: Cell) -> list[tuple[str, str]]:
+    return [(field.name, getattr(cell, field.name)) for field in fields(cell)]
+
+
+def _told(difference: Difference) -> dict[str, Any]:
+    return {**asdict(difference), "cell": asdict(difference.cell)}

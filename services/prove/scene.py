@@ -1,0 +1,60 @@
+"""One cell about to run: its request, the stream that is expected, and the driver that it shares with its company."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from services.gpu_worker.engine.requests import GenerateRequest, SamplingParams
+from services.prove.driver import Driver, Record
+from shared.protocol.chain import GRID, chain
+
+
+@dataclass(kw_only=True, slots=True)
+class Scene:
+    """Plants and ways may change `request`. Every scene has a namespace of its own, so plants do not meet."""
+
+    driver: Driver
+    request: GenerateRequest
+    expected: Record  #: the reference stream
+    arrival: int  #: driver step at which the request is submitted
+    rng: random.Random
+    planted: int = 0  #: requests that plants have run
+    shared: bool = (
+        False  #: another request captures in this namespace: the cell may find more cached than planted
+    )
+
+    @property
+    def deepest(self) -> int:
+        """The deepest position that a lookup of this prompt may answer."""
+        return (len(self.request.tokens) - 1) // GRID * GRID
+
+    def plant(
+        self, tokens: Sequence[int], *, ckpt_at: int | None = None, capture_at: int | None = None
+    ) -> None:
+        """Run another request of this namespace to its end, so that its captures are published."""
+        self.planted += 1
+        request = GenerateRequest(
+            request_id=f"{self.request.request_id}/plant-{self.planted}",
+            root=self.request.root,
+            tokens=tuple(tokens),
+            chain=chain(self.request.root, tokens),
+            sampling=SamplingParams(seed=0, temperature=0.0),
+            max_tokens=2,
+            ckpt_at=ckpt_at,
+            capture_at=capture_at,
+        )
+        self.driver.run([request])
+
+    def key_at(self, position: int) -> bytes:
+        """Chain key of a grid position of the prompt."""
+        return self.request.chain[position // GRID - 1]
+
+    def other_tail(self, position: int) -> tuple[int, ...]:
+        """The prompt up to `position`, then three blocks that no prompt holds."""
+        return (*self.request.tokens[:position], *(3 + i % 7 for i in range(3 * GRID + 5)))
+
+    def change(self, **fields: object) -> None:
+        """Give the request other fields."""
+        self.request = replace(self.request, **fields)  # type: ignore[arg-type]

@@ -1,0 +1,188 @@
+"""Runs cells: alone, or sixteen that share one engine, come at random steps and leave when they end."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from services.gpu_worker.engine.config import BLOCK_ROWS, EngineConfig
+from services.gpu_worker.engine.requests import EngineLimits, SpecTelemetry
+from services.prove.axes import BURSTS, CACHES, CHUNKS, COMPANIES, DRAFTERS, WAYS, Cell
+from services.prove.compare import Difference, Exam, Verdict, judge
+from services.prove.cover import drawn
+from services.prove.driver import Driver, WatchedEngine
+from services.prove.models import MODELS
+from services.prove.reference import References, plain_request
+from services.prove.rules import RULES, TOP
+from services.prove.scene import Scene
+from shared.errors import EngineFault
+from shared.protocol.chain import chain
+
+MOST_TOGETHER: Final = max(COMPANIES.values())
+ARRIVAL_STEPS: Final = 14
+"""Sixteen requests come within so many steps, so that some still prime while the first ones leave."""
+MAX_VERIFY: Final = 8
+CONTEXT: Final = 1152
+BLOCKS_A_CELL: Final = 2 * CONTEXT // BLOCK_ROWS
+"""Rows of a cell, of its neighbour, and of what its plants left."""
+
+Setting = tuple[str, str, str, str]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """One cell that was run."""
+
+    cell: Cell
+    verdict: Verdict
+    telemetry: SpecTelemetry
+    cached_tokens: int
+
+
+def setting(cell: Cell) -> Setting:
+    """Cells that may share an engine, and whether they run together."""
+    return cell.model, cell.chunk, cell.burst, cell.company
+
+
+def groups(cells: Iterable[Cell], seed: int) -> Iterator[list[Cell]]:
+    """Cells that run at once. A company that is not full is filled with drawn cells, which are compared as well."""
+    draw = random.Random(seed)
+    waiting: dict[Setting, list[Cell]] = {}
+    for cell in sorted(cells, key=setting):
+        waiting.setdefault(setting(cell), []).append(cell)
+    for (model, chunk, burst, company), all_cells in waiting.items():
+        size = COMPANIES[company]
+        for first in range(0, len(all_cells), size):
+            group = all_cells[first : first + size]
+            while len(group) < size:
+                fixed = {"model": model, "chunk": chunk, "burst": burst, "company": company}
+                group.append(drawn(fixed, draw))
+            yield group
+
+
+class Stage:
+    """Keeps one engine as long as the setting stays, so that a cell runs in memory that others have used."""
+
+    def __init__(self, references: References, seed: int) -> None:
+        self._references = references
+        self._seed = seed
+        self._setting: Setting | None = None
+        self._driver: Driver | None = None
+        self._run = 0
+
+    def play(self, group: list[Cell]) -> list[Outcome]:
+        """Run a group and compare each of its cells. An engine that fails is a difference of every cell in it."""
+        scenes: list[Scene] = []
+        driver = self._driver_for(group[0])
+        try:
+            scenes = [self._scene(driver, cell, len(group)) for cell in group]
+            planted = [CACHES[cell.cache](scene) for cell, scene in zip(group, scenes, strict=True)]
+            self._perform(driver, list(zip(group, scenes, strict=True)))
+            outcomes = [
+                self._judge(driver, cell, scene, cached)
+                for cell, scene, cached in zip(group, scenes, planted, strict=True)
+            ]
+            driver.clear()
+        except Exception as fault:  # noqa: BLE001 - a crash is a finding, and the other cells still count
+            self._setting = None
+            return [_crashed(cell, fault) for cell in group]
+        driver.records.clear()
+        return outcomes
+
+    def _driver_for(self, cell: Cell) -> Driver:
+        key = (*setting(cell)[:3], "")
+        if self._driver is None or key != self._setting:
+            rounds = BURSTS[cell.burst]
+            config = EngineConfig(
+                num_blocks=MOST_TOGETHER * BLOCKS_A_CELL,
+                num_slots=MOST_TOGETHER,
+                num_snapshots=4 * MOST_TOGETHER,
+                max_verify=MAX_VERIFY,
+                max_batch=MOST_TOGETHER,
+                prefill_chunk=CHUNKS[cell.chunk],
+                max_context=CONTEXT,
+            )
+            limits = EngineLimits(burst_rounds=rounds, busy_burst_rounds=max(1, rounds // 2))
+            self._driver = Driver(WatchedEngine(config, MODELS[cell.model](), limits=limits))
+            self._setting = key
+        return self._driver
+
+    def _scene(self, driver: Driver, cell: Cell, company: int) -> Scene:
+        self._run += 1
+        rng = random.Random(f"{self._seed}/{self._run}/{cell}")
+        root = hashlib.sha256(f"{self._run}".encode()).digest()
+        plain, drafting, expected = plain_request(cell), DRAFTERS[cell.drafter], self._references.of(cell)
+        scene = Scene(
+            driver=driver,
+            request=plain,
+            expected=expected,
+            arrival=rng.randrange(ARRIVAL_STEPS) if company > 1 else 1,
+            rng=rng,
+        )
+        scene.change(
+            request_id=f"cell-{self._run}",
+            root=root,
+            chain=chain(root, plain.tokens),
+            use_cache=True,
+            speculation_k=drafting.k,
+            emitted=tuple(expected.tokens) if drafting.journal else (),
+            top_logprobs=TOP if RULES[cell.rule].logprobs else None,
+        )
+        return scene
+
+    @staticmethod
+    def _perform(driver: Driver, cast: list[tuple[Cell, Scene]]) -> None:
+        driver.steps = 0
+        for cell, scene in cast:
+            WAYS[cell.way](scene)
+            driver.at(scene.arrival, _submission(driver, scene))
+        driver.run()
+
+    def _judge(self, driver: Driver, cell: Cell, scene: Scene, cached: int) -> Outcome:
+        request, references = scene.request, self._references
+        exam = Exam(
+            cell=cell,
+            request_id=request.request_id,
+            prompt_tokens=len(request.tokens),
+            known=len(request.emitted),
+            logprobs=request.top_logprobs is not None,
+            cached_tokens=cached,
+            gap=lambda index, expected, got: references.gap(cell, index, expected, got),
+        )
+        got = driver.records[request.key]
+        cached = max(cached, got.cached_tokens) if scene.shared else cached
+        verdict = judge(exam, scene.expected, got)
+        return Outcome(
+            cell=cell,
+            verdict=verdict,
+            telemetry=got.end.telemetry,
+            cached_tokens=got.cached_tokens,
+        )
+
+
+def _submission(driver: Driver, scene: Scene) -> Callable[[], None]:
+    return lambda: driver.submit(scene.request)
+
+
+def _crashed(cell: Cell, fault: Exception) -> Outcome:
+    told = (
+        fault.message
+        if isinstance(fault, EngineFault)
+        else traceback.format_exception_only(fault)[-1].strip()
+    )
+    frame = traceback.extract_tb(fault.__traceback__)[-1]
+    difference = Difference(
+        cell=cell,
+        request_id="-",
+        kind="engine",
+        position=None,
+        expected="to run",
+        got=f"{told} ({frame.name}, line {frame.lineno})",
+    )
+    return Outcome(
+        cell=cell, verdict=Verdict(differences=[difference]), telemetry=SpecTelemetry(), cached_tokens=0
+    )

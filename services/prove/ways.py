@@ -1,0 +1,40 @@
+"""What happens to a cell's request while it runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from services.gpu_worker.engine.requests import SamplingParams
+from services.prove.scene import Scene
+
+NEIGHBOUR_TOKENS = 24
+NEIGHBOUR_K = 3
+
+
+def whole(scene: Scene) -> None:
+    """Nothing happens."""
+
+
+def resumed(scene: Scene) -> None:
+    """An earlier attempt journalled some of the stream; this one verifies that and goes on."""
+    known = scene.rng.randint(0, len(scene.expected.tokens))
+    scene.change(emitted=tuple(scene.expected.tokens[:known]))
+
+
+def neighbour_cancelled(scene: Scene) -> None:
+    """Another request over the same prompt comes at about the same time, speculates, samples, and is cancelled."""
+    neighbour = replace(
+        scene.request,
+        request_id=f"{scene.request.request_id}/neighbour",
+        sampling=SamplingParams(seed=scene.rng.getrandbits(64), temperature=1.2, frequency_penalty=0.7),
+        max_tokens=NEIGHBOUR_TOKENS,
+        stop_ids=frozenset(),
+        speculation_k=NEIGHBOUR_K,
+        emitted=(),
+        top_logprobs=None,
+    )
+    scene.shared = True
+    driver, start = scene.driver, scene.arrival + scene.rng.randint(-1, 1)
+    driver.at(start, lambda: driver.submit(neighbour))
+    stop = start + scene.rng.randint(0, 6)
+    driver.at(stop, lambda: driver.engine.cancel(neighbour.request_id, "not wanted any more"))
