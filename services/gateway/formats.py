@@ -101,12 +101,13 @@ class Format(ABC):
         if terminal is None:
             return block
         rounds = sum(end.spec.rounds for end in terminal.ends)
-        completion = sum(end.completion_tokens for end in terminal.ends)
+        accepted = sum(end.spec.accepted for end in terminal.ends)
         return block | {
             "rounds": rounds,
             "drafted": sum(end.spec.drafted for end in terminal.ends),
-            "accepted": sum(end.spec.accepted for end in terminal.ends),
-            "tokens_per_verify": round(completion / rounds, 4) if rounds else None,
+            "accepted": accepted,
+            # The token that the prime decides belongs to no verify: each verify gives its accepted drafts and one more.
+            "tokens_per_verify": round((accepted + rounds) / rounds, 4) if rounds else None,
             "cache_decision": terminal.cache_decision,
             "exact": terminal.exact,
             "worker": terminal.worker_id,

@@ -48,6 +48,8 @@ async def test_chat_answers_in_one_object(line: Line) -> None:
     assert body["usage"]["prompt_tokens"] == len(unpack_tokens(line.worker.works[0].request.prompt))
     assert body["burstline"]["seed"] == 7
     assert body["burstline"]["worker"] == "w1"
+    rounds, accepted = body["burstline"]["rounds"], body["burstline"]["accepted"]
+    assert body["burstline"]["tokens_per_verify"] == (accepted + rounds) / rounds  # without the prime's own token
     assert body["burstline"]["trace_id"] == response.headers["x-trace-id"]
     assert body["system_fingerprint"] == "fp_" + "f" * 16
 
