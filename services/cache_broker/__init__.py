@@ -5,6 +5,7 @@ It knows chain keys and byte counts, never tokens, texts or devices.
 
     models      the tables                        database   the pool, the one place that commits, error translation
     accounts    a tenant's limit and ledger       catalogue  entries: reserve, commit, drop
+    splitting   rows that pass between entries    tracing    SQL as child spans
     leasing     lease, release, withdraw, freed   eviction   pure: which entries to ask for
     identity    keys -> tenants                   presence   workers, epochs, what dies with them
     handlers    one function per broker call      server     calls, heartbeats and terminal frames from the queue

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias
 from sqlalchemy import Row, delete, exists, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from services.cache_broker import accounts, presence
+from services.cache_broker import accounts, presence, splitting
 from services.cache_broker.eviction import Held, plan
 from services.cache_broker.models import Entry, LeaseRow, LedgerKind, Replica, Worker
 from shared.errors import Conflict, PermissionRefused
@@ -99,8 +99,10 @@ async def reserve(
     if known is not None and not (known.held_here and known.state == "rows"):
         return _decision("exists")
     await _check_parent(connection, call)
-    # Rows that stayed for children are charged already.
-    size = call.state_bytes if known is not None else call.state_bytes + call.kv_bytes
+    heir = await _heir(connection, call) if known is None and call.splits is not None else None
+    # Rows that stayed for children, or that pass over from another entry, are charged already.
+    charged = known is not None or heir is not None
+    size = call.state_bytes if charged else call.state_bytes + call.kv_bytes
     if size > account.cache_bytes:
         return _decision("skips_budget")
     if not await accounts.take(connection, call.namespace.tenant, size):
@@ -109,10 +111,13 @@ async def reserve(
         keys = plan(held, need=need, protect=call.parent, limit=EVICT_AT_ONCE)
         return _decision("skips_pinned") if keys is None else _decision("evict", evict=keys)
     until = now + timedelta(seconds=limits.reservation_ttl_s)
-    if known is None:
-        entry, reservation = await _insert(connection, call, now, until)
-    else:
+    if known is not None:
         entry, reservation = known.id, await _revive(connection, known.id, call, now, until)
+    else:
+        entry, reservation = await _insert(connection, call, now, until)
+    if heir is not None:
+        await splitting.pass_rows(connection, heir, call, now)
+        size += call.kv_bytes
     await accounts.note(connection, call.namespace.tenant, entry, size, "reserve", now)
     return _decision("granted", reservation)
 
@@ -139,8 +144,11 @@ async def commit(connection: AsyncConnection, call: Commit, *, now: datetime) ->
 async def abort(connection: AsyncConnection, reservation: str, worker: str, *, now: datetime) -> None:
     """The bytes of a reservation will not exist; also after a commit whose answer was lost. Idempotent."""
     entry = await by_reservation(connection, reservation, worker, None)
-    if entry is not None and entry.state in ("reserved", "live"):
-        await drop(connection, entry, "refund", now)
+    if entry is None or entry.state not in ("reserved", "live"):
+        return
+    if entry.state == "reserved" and await splitting.give_back_rows(connection, entry, now):
+        return
+    await drop(connection, entry, "refund", now)
 
 
 async def drop(connection: AsyncConnection, entry: EntryRow, kind: LedgerKind, now: datetime) -> None:
@@ -169,6 +177,8 @@ COLUMNS: Final = (
     Entry.key,
     Entry.layout_version,
     Entry.parent,
+    Entry.parent_position,
+    Entry.splits,
     Entry.position,
     Entry.state_bytes,
     Entry.kv_bytes,
@@ -236,6 +246,31 @@ async def _check_parent(connection: AsyncConnection, call: Reserve) -> None:
         raise Conflict("the parent entry is not held by this worker", code="parent_gone")
 
 
+async def _heir(connection: AsyncConnection, call: Reserve) -> EntryRow:
+    """The entry whose lower rows the new one takes.
+
+    Raises:
+        Conflict: `parent_gone`, it is not held here, or its rows do not lie as the call says.
+    """
+    statement = (
+        select(*COLUMNS)
+        .where(
+            Entry.root == call.root,
+            Entry.key == call.splits,
+            Entry.layout_version == call.layout_version,
+            Entry.parent.is_not_distinct_from(call.parent),
+            Entry.position > call.position,
+            Entry.kv_bytes >= call.kv_bytes,
+            held_by(call.worker_id, call.epoch),
+        )
+        .with_for_update(of=Entry)
+    )
+    heir = (await connection.execute(statement)).one_or_none()
+    if heir is None:
+        raise Conflict("the entry to split does not lie so", code="parent_gone")
+    return heir
+
+
 async def _held(connection: AsyncConnection, call: Reserve, now: datetime) -> list[Held]:
     statement = select(
         Entry.key,
@@ -260,6 +295,7 @@ async def _insert(
         tenant=call.namespace.tenant,
         fingerprint=call.namespace.fingerprint,
         parent=call.parent,
+        splits=call.splits,
         position=call.position,
         parent_position=call.parent_position,
         state_bytes=call.state_bytes,

@@ -1,7 +1,8 @@
 """Which entries to ask a worker to free: pure, so that the policy is tested without a database.
 
 Policy (FR-91): a tenant makes room among its own entries that the asking worker holds, least recently used first;
-leased and reserved ones are not touched, nor is the parent of the entry that needs the room. Evicting an entry with
+leased and reserved ones are not touched, nor is the parent of the entry that needs the room, nor a branch point while it
+has several children (its state is worth most, and workers do not give it up). Evicting an entry with
 children frees its state part only; its rows go with its last child. What cannot be freed this way is refused.
 """
 
@@ -11,8 +12,11 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Final
 
 from services.cache_broker.models import EntryState
+
+MAX_CHILDREN: Final = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,14 +47,17 @@ def plan(held: Iterable[Held], *, need: int, protect: bytes | None, limit: int) 
     chosen: list[bytes] = []
     stateless = {entry.key for entry in entries.values() if entry.state == "rows"}
     freed = 0
-    for entry in order:
-        if freed >= need:
-            break
+    while freed < need:
+        # Again from the oldest each time: a branch point may go when only one of its children is left.
+        entry = next((entry for entry in order if children[entry.key] <= MAX_CHILDREN), None)
+        if entry is None:
+            return None
+        order.remove(entry)
         chosen.append(entry.key)
         freed += entry.state_bytes
         stateless.add(entry.key)
         freed += _unused_rows(entry, entries, children, stateless, protect)
-    return tuple(chosen[:limit]) if freed >= need else None
+    return tuple(chosen[:limit])
 
 
 def _may_go(entry: Held, protect: bytes | None) -> bool:

@@ -125,7 +125,7 @@ class Handlers:
     async def _reserve(self, call: Reserve) -> ReserveReply:
         if not own_root(call.namespace, call.root):
             raise PermissionRefused("the root is not this namespace's", code="wrong_namespace")
-        _check_keys((call.key, *([call.parent] if call.parent is not None else [])))
+        _check_keys(tuple(key for key in (call.key, call.parent, call.splits) if key is not None))
         _check_sizes(call)
         limits = catalogue.Limits(reservation_ttl_s=self._settings.reservation_ttl_s)
         reply = await self._database.run(
@@ -219,5 +219,5 @@ def _check_sizes(call: Reserve) -> None:
         raise InvalidRequest("positions must ascend from the parent's to the entry's", param="position")
     if call.state_bytes < 0 or call.kv_bytes < 0 or call.state_bytes + call.kv_bytes > MAX_ENTRY_BYTES:
         raise InvalidRequest("bytes out of range", param="state_bytes")
-    if call.parent == call.key:
-        raise InvalidRequest("an entry is not its own parent", param="parent")
+    if call.key in (call.parent, call.splits):
+        raise InvalidRequest("an entry is neither its own parent nor its own heir", param="parent")

@@ -120,9 +120,6 @@ class Publisher:
     async def _publish(self, capture: Captured, owner: Owner, parent: Parent) -> None:
         if self._now_ns() < self._away_until_ns:
             raise _Refused("broker_away")
-        if capture.splits_key is not None:
-            # The ledger has no words yet for rows that pass from one entry to another.
-            raise _Refused("skips_split")
         reservation = await self._reserve(capture, owner, parent)
         if not await self._core.host.call(lambda engine: engine.publish(capture.capture_id)):
             await self._abort(reservation, parent)
@@ -157,6 +154,7 @@ class Publisher:
             root=owner.root,
             key=capture.key,
             parent=capture.parent_key,
+            splits=capture.splits_key,
             layout_version=LAYOUT_VERSION,
             position=capture.position,
             parent_position=parent_position,

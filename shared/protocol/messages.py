@@ -286,6 +286,9 @@ class Reserve(Message, frozen=True, kw_only=True):
     `parent_position` 0 when there is none. Failure `parent_gone` if the broker does not know it as held by this worker.
     Asking again with the same request, worker and key gives the same reservation. A key that this worker withdrew is
     taken to be freed.
+
+    `splits` names an entry of this worker with the same parent whose lower rows pass to this one: `kv_bytes` of it are
+    charged here instead of there, and this entry becomes its parent. An abort gives them back.
     """
 
     request_id: str
@@ -295,6 +298,7 @@ class Reserve(Message, frozen=True, kw_only=True):
     root: bytes
     key: bytes
     parent: bytes | None
+    splits: bytes | None
     layout_version: int
     position: int
     parent_position: int

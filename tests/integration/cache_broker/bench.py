@@ -77,6 +77,7 @@ class Bench:
             "root": chain.root(space),
             "key": key(name),
             "parent": None,
+            "splits": None,
             "layout_version": chain.LAYOUT_VERSION,
             "position": 64,
             "parent_position": 0,

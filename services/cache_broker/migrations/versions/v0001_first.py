@@ -81,6 +81,7 @@ def upgrade() -> None:
         sa.Column("tenant", sa.Text(), nullable=False),
         sa.Column("fingerprint", sa.Text(), nullable=False),
         sa.Column("parent", sa.LargeBinary(), nullable=True),
+        sa.Column("splits", sa.LargeBinary(), nullable=True),
         sa.Column("position", sa.Integer(), nullable=False),
         sa.Column("parent_position", sa.Integer(), nullable=False),
         sa.Column("state_bytes", sa.BigInteger(), nullable=False),

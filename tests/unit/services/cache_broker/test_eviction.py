@@ -65,6 +65,17 @@ def test_rows_without_a_state_go_with_the_last_child() -> None:
     assert chosen(*entries, need=240) == ["p", "c"]
 
 
+def test_a_branch_point_goes_only_when_one_child_is_left() -> None:
+    entries = [
+        held("branch", age=9),
+        held("left", parent="branch", age=5),
+        held("right", parent="branch", leased=True),
+    ]
+    assert chosen(*entries, need=100) == ["left"]
+    assert chosen(*entries, need=101) == ["left", "branch"]
+    assert chosen(*entries, need=161) is None
+
+
 def test_rows_of_the_new_entrys_parent_stay() -> None:
     """A stateless parent without other children is the next entry's ground."""
     entries = [held("p", state="rows", state_bytes=0), held("c", parent="p")]
