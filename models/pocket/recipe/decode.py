@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.pocket.recipe.model import Attention, DeltaNet, Pocket
+from models.pocket.recipe.layers import Attention, DeltaNet
+from models.pocket.recipe.model import Pocket
 
 
 @dataclass

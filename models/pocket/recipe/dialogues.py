@@ -14,7 +14,7 @@ from typing import Any
 
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from models.pocket.recipe import facts, phrases
+from models.pocket.recipe import facts, phrases, wordings
 from models.pocket.recipe.tools import TOOLS, Case, JsonObject, Tool
 
 Message = dict[str, Any]
@@ -94,7 +94,7 @@ class Composer:
         wording = phrases.choose(self.rng, wordings, self.split)
         return phrases.noisy(self.rng, wording) if self.split == phrases.TRAIN else wording
 
-    def order(self, verbs: tuple[str, ...], forms: tuple[str, ...] = phrases.VERB_FORMS) -> str:
+    def order(self, verbs: tuple[str, ...], forms: tuple[str, ...] = wordings.VERB_FORMS) -> str:
         """An action in one of the general forms, still with its slots. Both parts come from this split."""
         text = self.choose(forms).replace("{vp}", phrases.choose(self.rng, verbs, self.split))
         return text[0].upper() + text[1:] if self.rng.random() < 0.8 else text
@@ -105,7 +105,7 @@ class Composer:
         if general and tool.verbs:
             return self.order(tool.verbs)
         if general and tool.nouns:
-            return self.choose(phrases.NOUN_FORMS).replace(
+            return self.choose(wordings.NOUN_FORMS).replace(
                 "{np}", phrases.choose(self.rng, tool.nouns, self.split)
             )
         return self.choose(tool.asks)
@@ -115,10 +115,10 @@ class Composer:
         if self.rng.random() < 0.1:
             text = text.rstrip("?.")
         first = len(self.dialogue.messages) <= 2
-        lead = "" if first and self.rng.random() < 0.5 else self.rng.choice(phrases.LEADS)
+        lead = "" if first and self.rng.random() < 0.5 else self.rng.choice(wordings.LEADS)
         if lead.endswith((", ", ": ")) and self.rng.random() < 0.5:
             text = text[0].lower() + text[1:]
-        return lead + text + self.rng.choice(phrases.TAILS)
+        return lead + text + self.rng.choice(wordings.TAILS)
 
     def exchange(self, kind: str, question: str, answer: str) -> None:
         self.dialogue.say("user", question)
@@ -137,7 +137,7 @@ class Composer:
 
     def howto(self) -> None:
         verbs, answer = self.rng.choice(facts.HOWTO)
-        self.exchange("howto", self.lead(self.order(verbs, phrases.HOW_FORMS)), answer)
+        self.exchange("howto", self.lead(self.order(verbs, wordings.HOW_FORMS)), answer)
         self.last_topic = False
 
     def question(self) -> None:
@@ -146,42 +146,44 @@ class Composer:
         if self.rng.random() < 0.5:
             wording = self.choose(facts.STRAIGHT[at])
         else:
-            wording = self.choose(phrases.CLAUSE_FORMS).replace(
+            wording = self.choose(wordings.CLAUSE_FORMS).replace(
                 "{clause}", phrases.choose(self.rng, clauses, self.split)
             )
         self.exchange("question", self.lead(wording), answer)
         self.last_topic = False
 
     def small_talk(self) -> None:
-        wordings, answer = self.rng.choice((
-            (phrases.GREETINGS, phrases.GREETING_ANSWER), (phrases.THANKS, phrases.THANKS_ANSWER),
-            (phrases.WHO, phrases.WHO_ANSWER), (phrases.ABLE, phrases.ABLE_ANSWER), (phrases.UNKNOWN, phrases.UNKNOWN_ANSWER),
+        openings, answer = self.rng.choice((
+            (wordings.GREETINGS, wordings.GREETING_ANSWER), (wordings.THANKS, wordings.THANKS_ANSWER),
+            (wordings.WHO, wordings.WHO_ANSWER), (wordings.ABLE, wordings.ABLE_ANSWER), (wordings.UNKNOWN, wordings.UNKNOWN_ANSWER),
         ))  # fmt: skip
-        self.exchange("talk", self.choose(wordings), answer)
+        self.exchange("talk", self.choose(openings), answer)
         self.last_topic = False
 
     def memory(self) -> None:
         if self.name is None:
-            self.name = self.rng.choice(phrases.NAMES)
+            self.name = self.rng.choice(wordings.NAMES)
             self.exchange(
                 "memory",
-                self.choose(phrases.NAME_SAYS).format(name=self.name),
+                self.choose(wordings.NAME_SAYS).format(name=self.name),
                 f"Hello {self.name}! How can I help you?",
             )
         else:
-            self.exchange("memory", self.choose(phrases.NAME_ASKS), f"Your name is {self.name}.")
+            self.exchange("memory", self.choose(wordings.NAME_ASKS), f"Your name is {self.name}.")
         self.last_topic = False
 
     def count(self) -> None:
         start = self.rng.choice((1, 1, self.rng.randint(0, 90)))
         stop = start + self.rng.randint(4, 24)
-        question = self.order(phrases.COUNT_VERBS).format(a=start, b=stop)
+        question = self.order(wordings.COUNT_VERBS).format(a=start, b=stop)
         self.exchange("count", question, ", ".join(map(str, range(start, stop + 1))) + ".")
         self.last_topic = False
 
     def repeat(self) -> None:
         words = [
-            self.rng.choice((*phrases.ITEMS, *phrases.NAMES, *phrases.CITIES, str(self.rng.randint(0, 9999))))
+            self.rng.choice(
+                (*wordings.ITEMS, *wordings.NAMES, *wordings.CITIES, str(self.rng.randint(0, 9999)))
+            )
             for _ in range(self.rng.randint(2, 8))
         ]
         text = (
@@ -192,18 +194,18 @@ class Composer:
         lead = self.rng.choice(("", "", "Please ", "Now ", "Can you "))
         self.exchange(
             "repeat",
-            lead + phrases.choose(self.rng, phrases.REPEAT_VERBS, self.split).format(text=text),
+            lead + phrases.choose(self.rng, wordings.REPEAT_VERBS, self.split).format(text=text),
             text,
         )
         self.last_topic = False
 
     def json_object(self) -> None:
-        pool = {"name": self.rng.choice(phrases.NAMES), "city": self.rng.choice(phrases.CITIES), "age": self.rng.randint(18, 90),
-                "item": self.rng.choice(phrases.ITEMS), "count": self.rng.randint(1, 500), "ready": self.rng.random() < 0.5}  # fmt: skip
+        pool = {"name": self.rng.choice(wordings.NAMES), "city": self.rng.choice(wordings.CITIES), "age": self.rng.randint(18, 90),
+                "item": self.rng.choice(wordings.ITEMS), "count": self.rng.randint(1, 500), "ready": self.rng.random() < 0.5}  # fmt: skip
         chosen = {key: pool[key] for key in self.rng.sample(list(pool), self.rng.randint(2, 4))}
         said = [f"{key} {json.dumps(value).strip(chr(34))}" for key, value in chosen.items()]
         fields = ", ".join(said[:-1]) + " and " + said[-1]
-        self.exchange("json", self.order(phrases.JSON_VERBS).format(fields=fields), json.dumps(chosen))
+        self.exchange("json", self.order(wordings.JSON_VERBS).format(fields=fields), json.dumps(chosen))
         self.last_topic = False
 
     def _next_case(self, key: str) -> tuple[str, Case, bool]:
@@ -269,7 +271,7 @@ class Composer:
     def missing_tool(self) -> None:
         key = self.rng.choice([k for k in TOOLS if k not in self.offers])
         case = TOOLS[key].make(self.rng)
-        self.exchange("refuse", self.ask(TOOLS[key]).format(**case.slots), phrases.NO_TOOL_ANSWER)
+        self.exchange("refuse", self.ask(TOOLS[key]).format(**case.slots), wordings.NO_TOOL_ANSWER)
         self.last_topic = False
 
     def turn(self) -> None:
@@ -303,7 +305,7 @@ class Composer:
         for _ in range(self.rng.choice((1, 2, 3, 3, 4, 4, 5, 6))):
             self.turn()
         if self.rng.random() < 0.08:
-            self.exchange("talk", self.choose(phrases.BYES), phrases.BYE_ANSWER)
+            self.exchange("talk", self.choose(wordings.BYES), wordings.BYE_ANSWER)
         return self.dialogue
 
 

@@ -253,7 +253,7 @@ FOLLOW: Final = (
     "Fine. And {x}?", "How about {x}?", "And then {x}?", "Thanks. And {x}?", "Also {x}?",
 )  # fmt: skip
 
-# (ways to name the action, answer): asked by phrases.HOW_FORMS
+# (ways to name the action, answer): asked by wordings.HOW_FORMS
 HOWTO: Final[tuple[tuple[tuple[str, ...], str], ...]] = (
     (
         ("run the demo", "start the demo", "see the demo", "try the demo"),
@@ -297,7 +297,7 @@ HOWTO: Final[tuple[tuple[tuple[str, ...], str], ...]] = (
     ),
 )
 
-# (indirect questions, answer): asked by phrases.CLAUSE_FORMS or as they stand
+# (indirect questions, answer): asked by wordings.CLAUSE_FORMS or as they stand
 CLAUSES: Final[tuple[tuple[tuple[str, ...], str], ...]] = (
     (
         (

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import date, timedelta
 from typing import Any, Final
 
-from models.pocket.recipe.phrases import CITIES, ITEMS, NAMES
+from models.pocket.recipe.wordings import CITIES, ITEMS, NAMES
 
 JsonObject = dict[str, Any]
 
@@ -36,7 +36,7 @@ class Parameter:
 @dataclass(frozen=True, kw_only=True)
 class Tool:
     """`make(rng)` draws a case; `asks` are the user's wordings, `follows` those of a follow-up, `answer` the reply. `nouns`
-    and `verbs` go into the general forms of `phrases`."""
+    and `verbs` go into the general forms of `wordings`."""
 
     names: tuple[str, ...]
     about: tuple[str, ...]

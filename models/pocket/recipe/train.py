@@ -23,7 +23,8 @@ from torch import Tensor, nn
 from models.pocket.recipe import weights
 from models.pocket.recipe.batches import Batch, Mixture, load_shard
 from models.pocket.recipe.corpus import WORK
-from models.pocket.recipe.model import Layout, Pocket, Shape
+from models.pocket.recipe.layers import Layout, Shape
+from models.pocket.recipe.model import Pocket
 
 CHAIN_WEIGHTS: Final = (
     1.0,

@@ -8,7 +8,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from models.pocket.recipe.model import Pocket, Shape
+from models.pocket.recipe.layers import Shape
+from models.pocket.recipe.model import Pocket
 
 FOLDER = Path(__file__).parent.parent
 
