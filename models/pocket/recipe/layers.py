@@ -121,7 +121,7 @@ class Conv(nn.Module):
         kernel = self.weight.shape[-1]
         weight = self.weight[:, 0].to(x.dtype)
         y = x * weight[:, kernel - 1]
-        for back in range(1, kernel):
+        for back in range(1, min(kernel, x.shape[1])):
             same = (documents[:, back:] == documents[:, :-back])[..., None]
             y = y + F.pad((x[:, :-back] * same) * weight[:, kernel - 1 - back], (0, 0, back, 0))
         return F.silu(y)
