@@ -1,0 +1,64 @@
+"""`burstline prove` can fail: every fault that is put into the engine is found by a covering set of cells."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from services.prove.axes import Cell
+from services.prove.cover import pairwise
+from services.prove.reference import References
+from services.prove.stage import Stage, groups
+from tests.property.prove.faults import DRAFT_PAIRING, FAULTS
+
+SEED = 3
+FIXED = {"model": "tiny", "prompt": "tool call", "chunk": "chunk 128", "burst": "2 rounds"}
+"""A smaller matrix than --quick, by the same means: faults do not need every prompt."""
+
+
+@pytest.fixture(scope="module")
+def planned() -> list[list[Cell]]:
+    return list(groups(pairwise(FIXED, SEED), SEED))
+
+
+@pytest.fixture(scope="module")
+def references(planned: list[list[Cell]]) -> References:
+    """All streams that are expected, made before any fault."""
+    made = References()
+    for group in planned:
+        for cell in group:
+            made.of(cell)
+    return made
+
+
+def found(planned: list[list[Cell]], references: References, *, enough: frozenset[str]) -> Counter[str]:
+    """Kinds of difference, up to the group that shows one of `enough`."""
+    kinds: Counter[str] = Counter()
+    stage = Stage(references, SEED)
+    for group in planned:
+        for outcome in stage.play(group):
+            kinds.update(difference.kind for difference in outcome.verdict.differences)
+        if enough & kinds.keys():
+            break
+    return kinds
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_in_the_engine_is_found(
+    name: str, planned: list[list[Cell]], references: References, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fault = FAULTS[name]
+    fault.install(monkeypatch)
+    assert fault.shows & found(planned, references, enough=fault.shows).keys()
+
+
+def test_a_wrong_draft_pairing_costs_acceptance_and_never_a_token(
+    planned: list[list[Cell]], references: References, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    DRAFT_PAIRING(monkeypatch)
+    assert set(found(planned, references, enough=frozenset())) == {"draft plane"}
+
+
+def test_a_sound_engine_shows_no_difference(planned: list[list[Cell]], references: References) -> None:
+    assert not found(planned, references, enough=frozenset())
