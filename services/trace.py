@@ -23,7 +23,7 @@ from shared.tracestore import StoredSpan, TraceStore
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
-BAR_WIDTH: Final = 36
+BAR_WIDTH: Final = 24  # what leaves room for names and times on a terminal of 80 columns
 ATTRIBUTES_SHOWN: Final = 6
 _COLOURS: Final = ("cyan", "green", "magenta", "yellow", "blue", "red")
 
@@ -99,7 +99,9 @@ def render_waterfall(spans: Sequence[StoredSpan]) -> Table:
     title = (
         f"trace {spans[0].trace_id} · {len(spans)} spans · {duration(end - begin)}" if spans else "no spans"
     )
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    table = Table(
+        title=title, title_justify="left", box=None, pad_edge=False, header_style="bold", expand=True
+    )
     table.add_column("span", no_wrap=True, overflow="ellipsis", min_width=24)
     table.add_column("service", no_wrap=True, overflow="ellipsis")
     table.add_column("time", justify="right", no_wrap=True)

@@ -30,6 +30,10 @@ class Answer:
     trace_id: str = ""
     details: dict[str, Any] = field(default_factory=dict)
 
+    def said(self) -> tuple[str, list[dict[str, Any]]]:
+        """Text and calls, without what differs by request (ids, times)."""
+        return self.text, [call["function"] for call in self.tool_calls]
+
     def message(self) -> Message:
         """The answer as the next request sends it back."""
         sent: Message = {"role": "assistant", "content": self.text or None}

@@ -1,4 +1,4 @@
-"""`burstline demo`: start the stack, hold the chat, ask one turn again in other ways, stop, and judge."""
+"""`burstline demo`: start the stack, hold the chat, ask again in other ways, stop, and judge."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ POCKET: Final = Path(__file__).resolve().parents[2] / "models" / "pocket"
 HEADER: Final = "<|im_start|>assistant\n"
 MAX_TOKENS: Final = 160
 OTHER_TENANT: Final = "demo-other"
+WIDTH: Final = 140  # of the trace where there is no terminal
 
 
 def out(text: str = "", end: str = "\n") -> None:
@@ -64,10 +65,12 @@ class Demo:
         self._stop = signals.asked.is_set
         self._since_start_s = since_start_s
         self._messages: list[Message] = [{"role": "system", "content": INSTRUCTIONS}]
+        self._sent: list[dict[str, Any]] = []
+        self._answers: list[Answer] = []
         self.shown = Shown()
 
     def hold(self) -> None:
-        """Three turns, then the last request again without speculation and cache, and from another tenant."""
+        """Three turns, then every request again without speculation and cache, and the last from another tenant."""
         chat = Chat(self._stack.gateway_url, self._stack.key, stop=self._stop)
         other = Chat(
             self._stack.gateway_url,
@@ -99,7 +102,9 @@ class Demo:
 
     def _request(self, chat: Chat) -> Answer:
         out("  assistant  ", end="")
-        answer = chat.ask(self._body(self._messages), show=lambda piece: out(piece, end=""))
+        self._sent.append(self._body(self._messages))
+        answer = chat.ask(self._sent[-1], show=lambda piece: out(piece, end=""))
+        self._answers.append(answer)
         turn = turn_of(answer)
         out(f"{'' if answer.text else '(a tool call)'}\n             {figures(turn)}")
         if not self.shown.requests:
@@ -108,18 +113,18 @@ class Demo:
         return answer
 
     def _compare(self, chat: Chat, other: Chat) -> None:
-        last = self.shown.requests[-1]
-        body = self._body(self._messages[:-1])
-        plain = chat.ask({**body, "speculation": {"drafter": "none", "k": 0}, "cache": False})
-        self.shown.spec_equals_plain = plain.text == last.text
-        out("\nThe last answer again")
-        out(
-            f"  without speculation and cache   {'the same text' if self.shown.spec_equals_plain else 'ANOTHER TEXT'}"
-        )
-        out(f"             {figures(turn_of(plain))}")
-        foreign = turn_of(other.ask(body))
+        plain = [
+            chat.ask({**body, "speculation": {"drafter": "none", "k": 0}, "cache": False})
+            for body in self._sent
+        ]
+        alike = [again.said() == answer.said() for again, answer in zip(plain, self._answers, strict=True)]
+        self.shown.spec_equals_plain = all(alike)
+        out("\nEvery answer again")
+        out(f"  without speculation and cache   {sum(alike)} of {len(alike)} texts are the same")
+        out(f"             the last one: {figures(turn_of(plain[-1]))}")
+        foreign = turn_of(other.ask(self._sent[-1]))
         self.shown.other_tenant_cached = foreign.cached_tokens
-        out(f"  from another tenant             {foreign.cached_tokens} cached tokens")
+        out(f"  the last from another tenant    {foreign.cached_tokens} cached tokens")
 
     @staticmethod
     def _body(messages: list[Message]) -> dict[str, Any]:
@@ -198,7 +203,8 @@ def _show_trace(common: CommonSettings, trace_id: str) -> int:
         out(f"The trace went to {common.otlp_endpoint}: {trace_id}")
         return 0
     spans = TraceStore(common.data_dir / TRACES_FILE).read(trace_id)
-    Console().print(render_waterfall(essential(spans)))
+    width = None if sys.stdout.isatty() else WIDTH
+    Console(width=width).print(render_waterfall(essential(spans)))
     out(
         f"{len(spans)} spans from HTTP to SQL. All of them: "
         f"burstline trace {trace_id[:8]} --data-dir {common.data_dir}"
