@@ -120,3 +120,29 @@ async def test_c5_the_books_are_the_bytes_after_conversations(
     if roomy:
         assert [turn.cached_tokens for turn in first[1:]] == [128, 192, 256]
         assert again[1].cached_tokens >= 128
+
+
+async def test_c5_a_branch_point_inside_an_entry_splits_it_and_the_books_follow(
+    database_url: str, nats_url: str, client: Client, tiny_model: Path, tmp_path: Path
+) -> None:
+    def prompt(salt: int) -> tuple[int, ...]:
+        return SYSTEM_PROMPT + tuple(200 + (salt * 37 + i) % 250 for i in range(150))
+
+    async with _broker(database_url, client) as broker:
+        tenant = await broker.tenant("one", 64 << 20)
+        with worker_process(nats_url, tmp_path, tiny_model, "w1"):
+            await client.find_worker("w1")
+            deep = await _turn(client, "deep", tenant, prompt(1))
+            branch = await _turn(client, "branch", tenant, prompt(2))
+            _balanced(await broker.audit())
+            shared, third = await _turn(client, "third", tenant, prompt(3))
+            cold, _ = await _turn(client, "cold", tenant, prompt(3), NO_CACHE)
+            _, again = await _turn(client, "again", tenant, (*prompt(1), 5))
+            report = await broker.audit()
+    _balanced(report)
+    assert (deep[1].cached_tokens, branch[1].cached_tokens) == (0, 0)
+    assert third.cached_tokens == 128  # the system prompt, cut at the branch of the first two
+    assert shared == cold
+    assert again.cached_tokens == 256
+    (books,) = report.books
+    assert books.entries == 4
