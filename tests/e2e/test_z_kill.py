@@ -1,4 +1,4 @@
-"""kill -9 of the worker in mid-stream: the stream ends, the line heals, the books balance. Last: it empties the cache."""
+"""kill -9 of each part of the running line: streams end, the line heals, the books balance. Last: it empties the cache."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import signal
 
 import httpx
+import pytest
 
 from services.embedded.waiting import until
 from shared.clock import SYSTEM
@@ -19,32 +20,19 @@ LONG = {
     "ignore_eos": True,
     "stream": True,
 }
-PATIENCE_S = 150.0
 SHORT = {"model": "pocket", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
+PATIENCE_S = 150.0
 
 
-def test_a_killed_worker_never_leaves_a_stream_hanging(line: Line) -> None:
-    """It ends with an error or is continued by the next worker; either way with [DONE], within the client's patience."""
-    before = line.info.pids["worker"]
-    frames, killed, events = 0, False, []
-    deadline = SYSTEM.monotonic_ns() + int(PATIENCE_S * 1e9)
-    with line.client() as client, client.stream("POST", "/v1/chat/completions", json=LONG) as response:
-        assert response.status_code == 200
-        for row in response.iter_lines():
-            assert SYSTEM.monotonic_ns() < deadline, f"{frames} frames, still open\n{line.logs()}"
-            if not row.startswith("data:"):
-                continue
-            events.append(row.removeprefix("data:").strip())
-            frames += 1
-            if frames == 4:
-                os.kill(before, signal.SIGKILL)
-                killed = True
-    assert killed
-    assert events[-1] == "[DONE]"
-    last = json.loads(events[-2])
-    assert "error" in last or last["choices"][0]["finish_reason"] in ("length", "stop"), last
+def kill(line: Line, name: str) -> int:
+    """Kill a part; the pid it had."""
+    pid = line.info.pids[name]
+    os.kill(pid, signal.SIGKILL)
+    return pid
 
-    assert until(lambda: line.info.pids["worker"] != before, timeout_s=60), line.logs()
+
+def heals(line: Line, name: str, before: int) -> None:
+    """The part is back under another pid, and a request is answered."""
 
     def answers() -> bool:
         with line.client() as client:
@@ -53,6 +41,35 @@ def test_a_killed_worker_never_leaves_a_stream_hanging(line: Line) -> None:
             except httpx.HTTPError:
                 return False
 
+    assert until(lambda: line.info.pids[name] != before, timeout_s=60), line.logs()
     assert until(answers, timeout_s=180, interval_s=0.5), line.logs()
+
+
+def test_a_killed_worker_never_leaves_a_stream_hanging(line: Line) -> None:
+    """It ends with an error or is continued by the next worker; either way with [DONE], within the client's patience."""
+    before, events = 0, []
+    deadline = SYSTEM.monotonic_ns() + int(PATIENCE_S * 1e9)
+    with line.client() as client, client.stream("POST", "/v1/chat/completions", json=LONG) as response:
+        assert response.status_code == 200
+        for row in response.iter_lines():
+            assert SYSTEM.monotonic_ns() < deadline, f"{len(events)} events, still open\n{line.logs()}"
+            if not row.startswith("data:"):
+                continue
+            events.append(row.removeprefix("data:").strip())
+            if len(events) == 4:
+                before = kill(line, "worker")
+    assert before
+    assert events[-1] == "[DONE]"
+    last = json.loads(events[-2])
+    assert "error" in last or last["choices"][0]["finish_reason"] in ("length", "stop"), last
+    heals(line, "worker", before)
+
+
+@pytest.mark.parametrize("name", ["broker", "gateway", "nats", "postgres"])
+def test_the_line_heals_after_a_kill(line: Line, name: str) -> None:
+    heals(line, name, kill(line, name))
+
+
+def test_the_books_balance_after_all_of_it(line: Line) -> None:
     audit = line.burstline("audit")
     assert audit.returncode == 0, audit.stdout + audit.stderr
