@@ -32,6 +32,8 @@ class VerifyRows:
     start: int
     tokens: Sequence[int]
     block_table: Sequence[int]
+    eager: bool = False
+    """Launch without a device graph; a runner without graphs has nothing to do for it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

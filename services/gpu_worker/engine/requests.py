@@ -261,5 +261,7 @@ class EngineLimits:
     max_waiting: int = 64  #: queued requests; one more is Overloaded
     burst_rounds: int = 8  #: verify passes between two scheduler decisions
     busy_burst_rounds: int = 2  #: the same while a prompt is being primed
-    draft_cost: float = 0.35  #: of one draft in verify passes (measured on the pocket model); 0 = never shorten
+    draft_cost: float = (
+        0.35  #: of one draft in verify passes (measured on the pocket model); 0 = never shorten
+    )
     max_pending_captures: int = 16  #: captures that wait for the broker; more are dropped and counted

@@ -23,11 +23,12 @@ from services.gpu_worker.engine.batch import PrefillChunk, VerifyRows
 from services.gpu_worker.engine.cache.entry import Capture
 from services.gpu_worker.engine.cache.manager import CacheManager, CaptureFailed
 from services.gpu_worker.engine.config import BLOCK_ROWS
-from services.gpu_worker.engine.drafters.replay import ReplayDrafter
-from services.gpu_worker.engine.requests import FinishReason, GenerateRequest, SpecTelemetry, TokenLogprob
+from services.gpu_worker.engine.requests import GenerateRequest, SpecTelemetry, TokenLogprob
 from services.gpu_worker.engine.sampling import Row, TokenPicker, token_logprob
 from services.gpu_worker.engine.sequence import SequenceState
-from services.gpu_worker.engine.sessions.outcome import REPLAY_DIVERGED, Emission, Ending, SessionShape
+from services.gpu_worker.engine.sessions.completion import Completion
+from services.gpu_worker.engine.sessions.graphs import GraphFallback
+from services.gpu_worker.engine.sessions.outcome import Emission, Ending, SessionShape
 from services.gpu_worker.engine.sessions.telemetry import SessionCounters
 from shared.errors import EngineFault
 
@@ -43,35 +44,27 @@ class Session:
         *,
         last_hidden: Tensor | None = None,
         capture_disabled: bool = False,
+        counters: SessionCounters | None = None,
     ) -> None:
         """`last_hidden` [H] belongs to the row before a restored prefix; null = cold. `capture_disabled` = prime
-        without captures (R-S8)."""
+        without captures, and launch without graphs (R-S8). `counters` of an earlier life of the stream go on."""
         self.request = request
         self.sequence = sequence
+        self.shape = shape
         self.cache_max_ctx = shape.cache_max_ctx
         self.capture_disabled = capture_disabled
-        self.picker = TokenPicker(
-            request.sampling,
-            vocab=shape.vocab,
-            prompt=request.tokens,
-            stop_ids=request.stop_ids,
-            choice=request.choice,
-        )
+        self.graphs = GraphFallback(premarked=capture_disabled)
+        self.completion = Completion(request, shape.vocab)
         self.next_pred: int | None = None
+        self.next_logprob: TokenLogprob | None = None
         self.pending_tok: int | None = None
         self.last_hidden = last_hidden if last_hidden is not None else torch.zeros(shape.hidden)
-        self.completion_tokens = 0
-        self.ending: Ending | None = None
         self.chunks = 0
         self.boundary_captures: list[Capture] = []
-        self._max_verify = shape.max_verify
+        self.counters = counters or SessionCounters()
         self._capture_at = _to_grid(request.capture_at)
         self._ckpt_at = _to_grid(request.ckpt_at)
         self._cuts: list[int] | None = None
-        self._next_logprob: TokenLogprob | None = None
-        self._outbox: list[Emission] = []
-        self._replay = ReplayDrafter(request.emitted)
-        self._counters = SessionCounters()
 
     # -- what the requirements name -----------------------------------------------------------------------------
 
@@ -116,6 +109,21 @@ class Session:
     def ckpt_at(self, position: int | None) -> None:
         self._ckpt_at = _to_grid(position)
 
+    @property
+    def picker(self) -> TokenPicker:
+        """The request's sampling rules and history."""
+        return self.completion.picker
+
+    @property
+    def completion_tokens(self) -> int:
+        """Tokens decided so far."""
+        return self.completion.tokens
+
+    @property
+    def ending(self) -> Ending | None:
+        """How the stream ended; null while it goes on."""
+        return self.completion.ending
+
     def drain_captures(self) -> list[Capture]:
         """What the prime kept, ascending; answered once (R-S6)."""
         captures, self.boundary_captures = self.boundary_captures, []
@@ -123,7 +131,7 @@ class Session:
 
     def telemetry(self) -> SpecTelemetry:
         """Monotone counters; consumers subtract (R-S12)."""
-        return self._counters.read()
+        return self.counters.read()
 
     # -- prime --------------------------------------------------------------------------------------------------
 
@@ -162,7 +170,7 @@ class Session:
             try:
                 capture = cache.capture(self.request, self.sequence, self.committed_len, self.last_hidden)
             except CaptureFailed:
-                self._counters.capture_failures += 1
+                self.counters.capture_failures += 1
             else:
                 if capture is not None:
                     self.boundary_captures.append(capture)
@@ -178,7 +186,7 @@ class Session:
     def _decide_next(self, logits: Row) -> None:
         token = self.picker.pick(logits, self.committed_len)
         self.next_pred = token
-        self._next_logprob = self._logprob(logits, token)
+        self.next_logprob = self._logprob(logits, token)
 
     def _plan_cuts(self, cache: CacheManager) -> list[int]:
         if not self.request.use_cache or self.capture_disabled:
@@ -193,21 +201,18 @@ class Session:
         """Emit the decided token, if one waits. True when the session can run a round."""
         if self.next_pred is not None and self.ending is None:
             token, self.next_pred = self.next_pred, None
-            if self._take(token, self._next_logprob):
+            if self.completion.take(token, self.next_logprob):
                 self.pending_tok = token
                 self.know([token], self.last_hidden[None])
         return self.ending is None and self.has_pending
 
     def draft_limit(self) -> int:
         """Most drafts of the next round: no row of it lies past the public stream (C1.5) or the verify width."""
-        budget_left = self.request.max_tokens - self.completion_tokens
-        return max(0, min(self._max_verify - 1, budget_left - 1))
+        return max(0, min(self.shape.max_verify, self.completion.budget_left) - 1)
 
     def replay_drafts(self) -> list[int] | None:
         """Journalled tokens to verify, null when there are none left."""
-        if self.completion_tokens >= len(self._replay):
-            return None
-        return self._replay.propose(self.completion_tokens, self.draft_limit())
+        return self.completion.journalled(self.draft_limit()) if self.completion.replaying else None
 
     def verify_rows(self, drafts: Sequence[int]) -> VerifyRows:
         """Anchor and drafts, as columns of one verify."""
@@ -218,6 +223,7 @@ class Session:
             start=self.committed_len,
             tokens=(self.pending_tok, *drafts),
             block_table=self.sequence.block_table,
+            eager=self.graphs.eager,
         )
 
     def settle(self, drafts: Sequence[int], logits: Sequence[Row], hidden: Tensor) -> int:
@@ -227,20 +233,20 @@ class Session:
         the stream; the last pick becomes the pending token.
         """
         start, anchor = self.committed_len, self.pending_tok
-        replayed = self.completion_tokens < len(self._replay)
+        replayed = self.completion.replaying
         assert anchor is not None
         picks: list[int] = []
         going = True
         for column, row in enumerate(logits):
             token = self.picker.pick(row, start + column + 1)
             picks.append(token)
-            going = self._take(token, self._logprob(row, token))
+            going = self.completion.take(token, self._logprob(row, token))
             if not going or column == len(drafts) or token != drafts[column]:
                 break
         accepted = len(picks) - 1
         self.sequence.commit([anchor, *picks[:-1]])
         self.last_hidden = hidden[accepted].clone()
-        self._counters.round(len(drafts), accepted)
+        self.counters.round(len(drafts), accepted)
         self.judge(len(drafts), accepted, replayed=replayed)
         self.pending_tok = picks[-1] if going else None
         if going:
@@ -257,37 +263,17 @@ class Session:
 
     def fail(self, code: str, detail: str) -> None:
         """End with an error; nothing decided later is emitted."""
-        self.end(Ending(reason=FinishReason.ERROR, error_code=code, detail=detail))
+        self.completion.fail(code, detail)
+        self.next_pred = self.pending_tok = None
 
     def end(self, ending: Ending) -> None:
         """End the stream; the first ending stands."""
-        if self.ending is None:
-            self.ending = ending
-            self.next_pred = self.pending_tok = None
+        self.completion.end(ending)
+        self.next_pred = self.pending_tok = None
 
     def drain(self) -> list[Emission]:
         """Tokens to deliver since the last call."""
-        emissions, self._outbox = self._outbox, []
-        return emissions
-
-    def _take(self, token: int, logprob: TokenLogprob | None) -> bool:
-        """Count a decided token and emit it. The earliest event in token order ends the stream: a stop id before
-        the budget. True = the stream goes on."""
-        expected = self._replay.expected(self.completion_tokens)
-        if expected is not None and expected != token:
-            self.fail(REPLAY_DIVERGED, f"completion token {self.completion_tokens} is not the journalled one")
-            return False
-        self.completion_tokens += 1
-        if token in self.request.stop_ids:
-            self.end(Ending(reason=FinishReason.STOP, stop_id=token))
-            return False
-        self.picker.record(token)
-        if expected is None:
-            self._outbox.append(Emission(token=token, logprob=logprob))
-        if self.completion_tokens >= self.request.max_tokens:
-            self.end(Ending(reason=FinishReason.LENGTH))
-            return False
-        return True
+        return self.completion.drain()
 
     def _logprob(self, row: Row, token: int) -> TokenLogprob | None:
         top = self.request.top_logprobs

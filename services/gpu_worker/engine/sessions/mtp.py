@@ -15,6 +15,7 @@ from services.gpu_worker.engine.requests import GenerateRequest
 from services.gpu_worker.engine.sequence import SequenceState
 from services.gpu_worker.engine.sessions.base import Session
 from services.gpu_worker.engine.sessions.outcome import SessionShape
+from services.gpu_worker.engine.sessions.telemetry import SessionCounters
 
 CONTEXT_GUARD: Final = 3
 """Rows kept clear of the context's end beyond the committed rows and K drafts (R-S9)."""
@@ -31,8 +32,16 @@ class SpecSession(Session):
         *,
         last_hidden: Tensor | None = None,
         capture_disabled: bool = False,
+        counters: SessionCounters | None = None,
     ) -> None:
-        super().__init__(request, sequence, shape, last_hidden=last_hidden, capture_disabled=capture_disabled)
+        super().__init__(
+            request,
+            sequence,
+            shape,
+            last_hidden=last_hidden,
+            capture_disabled=capture_disabled,
+            counters=counters,
+        )
         self.drafter: MtpDrafter | None = MtpDrafter()
         self._gate = DraftGate(most=request.speculation_k, cost=shape.draft_cost)
 
