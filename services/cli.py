@@ -28,6 +28,12 @@ DELEGATED: Final = {
     "quota": ("services.cache_broker.cli", "quota", "broker", "Show and set a tenant's limits."),
     "entries": ("services.cache_broker.cli", "entries", "broker", "List and delete prefix entries."),
     "audit": ("services.cache_broker.cli", "audit", "broker", "Check that ledger, entries and bytes agree."),
+    "bench": (
+        "services.bench.command",
+        "app",
+        EVERYTHING,
+        "Measure speed against a baseline of the same run.",
+    ),
     "trace": ("services.trace", "app", EVERYTHING, "Draw a request's trace as a waterfall."),
 }
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Final
+from typing import Any, Final
 
 from services.prove import plants, ways
 from services.prove.models import MODELS
@@ -42,6 +42,10 @@ class Drafting:
 
     k: int
     journal: bool = False
+
+    def fields(self) -> dict[str, Any]:
+        """What a request says to be drafted for in this way; the journal is the caller's to fill in."""
+        return {"speculation_k": self.k}
 
 
 BUDGETS: Final[Mapping[str, int]] = {"1 token": 1, "10 tokens": 10, "40 tokens": 40}

@@ -128,9 +128,9 @@ class Stage:
             root=root,
             chain=chain(root, plain.tokens),
             use_cache=True,
-            speculation_k=drafting.k,
             emitted=tuple(expected.tokens) if drafting.journal else (),
             top_logprobs=TOP if RULES[cell.rule].logprobs else None,
+            **drafting.fields(),
         )
         return scene
 

@@ -1,0 +1,84 @@
+"""`burstline bench`: the command line of the benchmarks."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from services.bench.load import RULES, Load
+from services.bench.spec import BATCHES, PLAIN, REPEATS, Results, StreamsDiffer, bars, run_spec
+from services.prove.evidence import evidence, write
+from services.prove.models import pocket
+from shared.errors import BurstlineError
+
+app = typer.Typer(help="Measure speed against a baseline of the same run.", no_args_is_help=True)
+
+
+@app.callback()
+def _group() -> None:
+    """Measure speed against a baseline of the same run."""
+
+
+@app.command()
+def spec(
+    json_file: Annotated[Path | None, typer.Option("--json", help="Also write the result here.")] = None,
+    batch: Annotated[
+        list[int] | None, typer.Option(help="Streams at once; may be given more than once.")
+    ] = None,
+    rule: Annotated[list[str] | None, typer.Option(help="greedy or sampled; both without it.")] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Interleaved repeats of every drafter.")] = REPEATS,
+) -> None:
+    """Every drafter against plain decode: tokens a verify, forwards a token, acceptance, speed-up."""
+    unknown = set(rule or ()) - set(RULES)
+    if unknown:
+        raise typer.BadParameter(f"{sorted(unknown)} is none of {sorted(RULES)}", param_hint="--rule")
+    loads = [Load(rule=one, batch=size) for one in rule or RULES for size in batch or BATCHES]
+    try:
+        results = run_spec(pocket(), loads, repeats=repeats, report=_progress)
+    except StreamsDiffer as fault:
+        sys.stderr.write(f"burstline: {fault}\n")
+        raise typer.Exit(1) from fault
+    except (BurstlineError, OSError) as fault:
+        sys.stderr.write(f"burstline: bench could not measure: {fault}\n")
+        raise typer.Exit(2) from fault
+    Console().print(_table(results))
+    told = bars(results)
+    if json_file is not None:
+        shown: dict[str, Any] = {"threads": 1, "repeats": repeats, "loads": results}
+        write(json_file, evidence("bench spec", shown, told))
+    for bar in told:
+        sys.stdout.write(f"{bar.name}: {bar.value:g} {bar.unit}{'' if bar.holds else '  NOT AS PROMISED'}\n")
+    raise typer.Exit(0 if all(bar.holds for bar in told) else 1)
+
+
+def _progress(text: str) -> None:
+    sys.stderr.write(text + "\n")
+
+
+def _table(results: Results) -> Table:
+    table = Table(title="Speculation against plain decode", title_justify="left")
+    for name in ("load", "drafter"):
+        table.add_column(name)
+    for name in ("tokens/verify", "forwards/token", "acceptance by position", "tokens/s", "speed-up"):
+        table.add_column(name, justify="right")
+    for load, drafters in results.items():
+        for number, (drafter, figures) in enumerate(drafters.items()):
+            ratio = figures["speed_up_over_plain"]
+            table.add_row(
+                load if number == 0 else "",
+                drafter,
+                f"{figures['tokens_per_verify']:.2f}",
+                f"{figures['trunk_forwards_per_token']:.3f}",
+                " ".join(f"{value:.2f}" for value in figures["acceptance_by_position"]),
+                f"{figures['tokens_per_second']['median']:.0f}",
+                "1"
+                if drafter == PLAIN
+                else f"{ratio['median']:.2f} ({ratio['min']:.2f} to {ratio['max']:.2f})",
+                end_section=number == len(drafters) - 1,
+            )
+    return table

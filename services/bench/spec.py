@@ -1,0 +1,79 @@
+"""`burstline bench spec`: what each drafter gains over plain decode of the same model, by batch.
+
+Repeats are interleaved (every drafter runs once, then all again in another order), so that a machine that slows down slows all of them;
+a speed-up is a ratio within one repeat.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from services.bench.figures import Pass, summary
+from services.bench.load import Load, measure
+from services.gpu_worker.engine.models.loader import LoadedModel
+from services.prove.axes import DRAFTERS, Drafting
+from services.prove.evidence import Bar
+
+PLAIN: Final = "none"
+COMPARED: Final[Mapping[str, Drafting]] = {
+    name: drafting for name, drafting in DRAFTERS.items() if not drafting.journal
+}
+BATCHES: Final = (1, 2, 4, 8, 16)
+REPEATS: Final = 3
+
+Results = dict[str, dict[str, dict[str, Any]]]
+"""load -> drafter -> figures."""
+
+
+class StreamsDiffer(Exception):
+    """A drafter changed a stream, so its speed means nothing."""
+
+
+def run_spec(
+    model: LoadedModel,
+    loads: Sequence[Load],
+    *,
+    repeats: int = REPEATS,
+    report: Callable[[str], None] = lambda _: None,
+) -> Results:
+    """Measure every drafter on every load. Raises StreamsDiffer."""
+    results: Results = {}
+    for load in loads:
+        name = f"{load.rule}, batch {load.batch}"
+        passes: dict[str, list[Pass]] = {drafter: [] for drafter in COMPARED}
+        for repeat in range(repeats):
+            for drafter in _order(repeat):
+                passes[drafter].append(measure(model, load, COMPARED[drafter]))
+                report(f"{name}: {drafter}, repeat {repeat + 1} of {repeats}")
+        _same_streams(name, passes)
+        results[name] = {drafter: summary(got, passes[PLAIN]) for drafter, got in passes.items()}
+    return results
+
+
+def bars(results: Results) -> list[Bar]:
+    """Speculation must pay for itself where one stream runs alone; that streams are equal was a condition."""
+    found = []
+    for name, drafters in results.items():
+        if name.endswith("batch 1"):
+            best = max(
+                figures["speed_up_over_plain"]["median"]
+                for drafter, figures in drafters.items()
+                if drafter != PLAIN
+            )
+            found.append(Bar.at_least(f"best speed-up over plain decode, {name}", best, 1.0, "x"))
+    return found
+
+
+def _order(repeat: int) -> list[str]:
+    """Every other repeat backwards."""
+    return list(COMPARED)[:: -1 if repeat % 2 else 1]
+
+
+def _same_streams(name: str, passes: Mapping[str, Sequence[Pass]]) -> None:
+    plain = passes[PLAIN][0].streams
+    for drafter, got in passes.items():
+        if any(one.streams != plain for one in got):
+            raise StreamsDiffer(
+                f"{name}: {drafter} gives other tokens than plain decode; see burstline prove"
+            )
