@@ -13,10 +13,11 @@ from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from typing import Final
 
+from services.gpu_worker.api import EngineApi
 from services.gpu_worker.broker import BrokerClient
 from services.gpu_worker.config import WorkerSettings
 from services.gpu_worker.core import Core, Identity
-from services.gpu_worker.host import EngineApi, EngineHost
+from services.gpu_worker.host import EngineHost
 from services.gpu_worker.metrics import EngineCollector, WorkerMetrics
 from services.gpu_worker.worker import Worker
 from shared.clock import SYSTEM

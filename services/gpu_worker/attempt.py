@@ -16,14 +16,15 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
-from services.gpu_worker import claim, journal
+from services.gpu_worker import claim, journal, spans
+from services.gpu_worker.api import EngineApi
 from services.gpu_worker.convert import Tokens, engine_requests, frame_of, prompt_tokens
 from services.gpu_worker.core import Core
 from services.gpu_worker.engine.requests import Captured, Event
 from services.gpu_worker.engine.requests import GenerateRequest as EngineRequest
 from services.gpu_worker.frames import FrameBuffer
-from services.gpu_worker.host import EngineApi
 from services.gpu_worker.intake import Intake
+from services.gpu_worker.item import WorkItem
 from services.gpu_worker.journal import Journal, JournalState
 from services.gpu_worker.lease import HitLease
 from services.gpu_worker.publish import Owner, Publisher
@@ -33,8 +34,6 @@ from shared.protocol.messages import (
     CancelRequest,
     Failure,
     GenerateRequest,
-    Started,
-    Terminal,
 )
 from shared.transport.base import Delivery
 
@@ -59,18 +58,17 @@ class Attempt:
         """`engine_id` is new for every attempt of the process; `busy` is set while many requests run (pacing)."""
         self.request = request
         self.engine_id = engine_id
-        self._delivery = delivery
+        self._item = WorkItem(delivery)
         self._core = core
         self._publisher = publisher
         self._busy = busy
-        self._ended = False
         self._writer: Journal | None = None
         self._number = 0
         self._emitted: list[int] = []
         self._root = chain.root(request.namespace)
         self._span = core.telemetry.start(
             "worker.request",
-            core.telemetry.extract(delivery.message.headers),
+            core.telemetry.extract(self._item.headers),
             {"burstline.request": request.request_id, "burstline.worker": core.identity.worker_id},
         )
         self._lease = HitLease(
@@ -100,8 +98,8 @@ class Attempt:
         self._intake.cancel(message)
 
     def adopt(self, delivery: Delivery) -> None:
-        """The queue delivered the request again while this attempt is at it: that delivery is the one to end now."""
-        self._delivery = delivery
+        """The queue delivered the request again while this attempt is at it."""
+        self._item.adopt(delivery)
 
     async def keep(self) -> bool:
         """Extend the claim while there is progress, and look for a cancellation that was missed live. False when the
@@ -112,7 +110,7 @@ class Attempt:
         """
         if not self._intake.alive(self._core.settings.stall_limit_s):
             return False
-        await self._delivery.progress()
+        await self._item.extend()
         await self._read_cancel()
         return True
 
@@ -141,7 +139,7 @@ class Attempt:
                     raise  # nothing can be written yet, or the engine is dead and the process goes down
                 # A fault of ours in one request ends that request; redelivering it would only repeat it.
                 log.exception("request %s ended by a fault", self.request.request_id)
-                return await self._refuse(_internal(error), dead_letter=True)
+                return await self._refuse(claim.internal(error), dead_letter=True)
         except FencedOut:
             return "fenced"
         except (Unavailable, Overloaded) as error:
@@ -169,7 +167,7 @@ class Attempt:
         )
         match verdict:
             case claim.AlreadyDone():
-                await self._acknowledge()
+                await self._item.acknowledge()
                 return "done"
             case claim.Refuse():
                 return await self._refuse(verdict.failure, dead_letter=verdict.dead_letter)
@@ -202,7 +200,17 @@ class Attempt:
             return await self._refuse(claim.failure_of(error), dead_letter=False)
         keys = chain.chain(self._root, tokens)
         cached = await self._find_hit(tokens, keys)
-        await writer.append(self._started(cached, state))
+        await writer.append(
+            claim.started(
+                self.request.request_id,
+                self._number,
+                state,
+                worker_id=self._core.identity.worker_id,
+                fingerprint=self._core.identity.fingerprint,
+                cached_tokens=cached,
+                at_ns=self._core.clock.wall_ns(),
+            )
+        )
         failure = None
         if self._intake.outcome.open:
             failure = await self._submit(tokens, keys, state)
@@ -271,11 +279,10 @@ class Attempt:
         if self._writer is None:
             raise EngineFault("a request is refused before its journal was read")
         if dead_letter:
-            await self._core.transport.append(
-                subjects.dead(self._core.identity.fingerprint),
-                self._delivery.message.data,
-                message_id=f"{self.request.request_id}-dead",
-                headers=self._delivery.message.headers,
+            await self._item.bury(
+                self._core.transport,
+                self._core.identity.fingerprint,
+                name=f"{self.request.request_id}-dead",
             )
         await self._end(self._writer, failure)
         return "refused"
@@ -293,15 +300,11 @@ class Attempt:
         )
         await writer.append(terminal)
         core.metrics.ended(terminal)
-        self._span.set_attributes(_told(terminal))
-        await self._acknowledge()
+        self._span.set_attributes(spans.end(terminal))
+        await self._item.acknowledge()
         if terminal.failure is not None:
             return "failed"
         return "done" if terminal.cancel_reason is None else "cancelled"
-
-    async def _acknowledge(self) -> None:
-        self._ended = True
-        await self._delivery.ack()
 
     async def _close(self, way_out: str) -> None:
         """Whatever the way out: nothing stays in the engine, at the broker or in the queue."""
@@ -314,9 +317,10 @@ class Attempt:
                 log.info("request %s: what is left goes by expiry (%s)", self.request.request_id, error.code)
 
     async def _hand_back(self, way_out: str) -> None:
-        if not self._ended and way_out in ("handed_back", "abandoned"):
-            self._ended = True
-            await self._delivery.nak(delay_s=_RETRY_DELAY_S if way_out == "abandoned" else 0.0)
+        if way_out == "handed_back":
+            await self._item.hand_back(delay_s=0.0)
+        elif way_out == "abandoned":
+            await self._item.hand_back(delay_s=_RETRY_DELAY_S)
 
     # ---- pieces ----------------------------------------------------------------------------------------------------
 
@@ -349,37 +353,8 @@ class Attempt:
         last = await self._core.transport.last(subjects.JOURNAL.name, subject)
         return replace(journal.empty(self.request.choices), sequence=last.sequence if last else 0)
 
-    def _started(self, cached: int, state: JournalState) -> Started:
-        return Started(
-            request_id=self.request.request_id,
-            attempt=self._number,
-            worker_id=self._core.identity.worker_id,
-            fingerprint=self._core.identity.fingerprint,
-            cached_tokens=cached,
-            resumed_offsets=state.offsets,
-            at_ns=self._core.clock.wall_ns(),
-        )
-
 
 def _submit_all(engine: EngineApi, choices: Sequence[EngineRequest]) -> None:
     """All choices between the same two steps, so that they share what the first one finds."""
     for choice in choices:
         engine.submit(choice)
-
-
-def _internal(error: Exception) -> Failure:
-    """A fault as it travels: its type at most, as its text could quote a prompt."""
-    if isinstance(error, BurstlineError):
-        return claim.failure_of(error)
-    return Failure(code="internal_error", message="the worker met a fault", status=500, retry_after_s=None)
-
-
-def _told(terminal: Terminal) -> dict[str, str | int]:
-    """The request's span at its end."""
-    return {
-        "burstline.cache_decision": terminal.cache_decision,
-        "burstline.prompt_tokens": terminal.prompt_tokens,
-        "burstline.cached_tokens": terminal.cached_tokens,
-        "burstline.completion_tokens": terminal.completion_tokens,
-        "burstline.failure": terminal.failure.code if terminal.failure else "",
-    }

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from services.gpu_worker.journal import JournalState
 from shared.errors import BurstlineError, DeadlineExceeded, Unavailable
-from shared.protocol.messages import CancelRequest, Failure, GenerateRequest
+from shared.protocol.messages import CancelRequest, Failure, GenerateRequest, Started
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +73,35 @@ def failure_of(error: BurstlineError) -> Failure:
     """An error as it travels to the caller."""
     retry = getattr(error, "retry_after_s", None)
     return Failure(code=error.code, message=error.message, status=error.status, retry_after_s=retry)
+
+
+def internal(error: Exception) -> Failure:
+    """A fault of ours as it travels: without its text, which could quote a prompt, unless it is one of our own errors."""
+    if isinstance(error, BurstlineError):
+        return failure_of(error)
+    return Failure(code="internal_error", message="the worker met a fault", status=500, retry_after_s=None)
+
+
+def started(
+    request_id: str,
+    attempt: int,
+    state: JournalState,
+    *,
+    worker_id: str,
+    fingerprint: str,
+    cached_tokens: int,
+    at_ns: int,
+) -> Started:
+    """The claim itself, after what the journal holds."""
+    return Started(
+        request_id=request_id,
+        attempt=attempt,
+        worker_id=worker_id,
+        fingerprint=fingerprint,
+        cached_tokens=cached_tokens,
+        resumed_offsets=state.offsets,
+        at_ns=at_ns,
+    )
 
 
 def _foreign() -> BurstlineError:

@@ -17,17 +17,10 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
-from services.gpu_worker.engine.config import ModelDims
-from services.gpu_worker.engine.requests import (
-    EngineStats,
-    Event,
-    Evicted,
-    GenerateRequest,
-    Hit,
-    Pressure,
-)
+from services.gpu_worker.api import EngineApi
+from services.gpu_worker.engine.requests import EngineStats, Event, Pressure
 from shared.clock import SYSTEM, Clock
 from shared.errors import EngineFault
 
@@ -39,41 +32,6 @@ _MAX_COMMANDS: Final = 256
 _MAX_BATCHES: Final = 64
 _EMPTY_STEP_NS: Final = 1_000_000
 _EMPTY_STEP_WAIT_S: Final = 0.01
-
-
-class EngineApi(Protocol):
-    """What the worker uses of `engine.Engine`; the contracts are told there."""
-
-    fingerprint: str
-    dims: ModelDims
-
-    def lookup(
-        self, request_id: str, root: bytes, tokens: Sequence[int], chain: Sequence[bytes]
-    ) -> Hit | None: ...
-
-    def drop_hit(self, request_id: str) -> None: ...
-
-    def submit(self, request: GenerateRequest) -> None: ...
-
-    def cancel(self, request_id: str, reason: str) -> None: ...
-
-    def interrupt(self) -> None: ...
-
-    def publish(self, capture_id: int) -> bool: ...
-
-    def discard(self, capture_id: int) -> None: ...
-
-    def pressure(self) -> Pressure: ...
-
-    def eviction_candidates(self, blocks_wanted: int, snapshots_wanted: int) -> list[bytes]: ...
-
-    def evict(self, keys: Sequence[bytes]) -> Evicted: ...
-
-    def step(self) -> list[Event]: ...
-
-    def has_work(self) -> bool: ...
-
-    def stats(self) -> EngineStats: ...
 
 
 class _Command:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from services.gpu_worker.engine.requests import Admitted, Burst, Captured, Event, Primed
+from shared.protocol.messages import Terminal
 from shared.telemetry import Parent, Telemetry
 
 
@@ -68,4 +69,15 @@ def _burst(event: Burst) -> dict[str, int]:
         "burstline.rounds": event.rounds,
         "burstline.drafted": event.drafted,
         "burstline.accepted": event.accepted,
+    }
+
+
+def end(terminal: Terminal) -> dict[str, str | int]:
+    """What the request's own span says at its end."""
+    return {
+        "burstline.cache_decision": terminal.cache_decision,
+        "burstline.prompt_tokens": terminal.prompt_tokens,
+        "burstline.cached_tokens": terminal.cached_tokens,
+        "burstline.completion_tokens": terminal.completion_tokens,
+        "burstline.failure": terminal.failure.code if terminal.failure else "",
     }

@@ -16,6 +16,7 @@ from services.gpu_worker.book import EntryBook
 from services.gpu_worker.core import Core
 from services.gpu_worker.engine.requests import Captured, Event, Finished
 from services.gpu_worker.evict import Evictor
+from services.gpu_worker.item import WorkItem
 from services.gpu_worker.publish import Publisher
 from services.gpu_worker.pull import Puller, Room
 from services.gpu_worker.pulse import Pulse
@@ -159,14 +160,11 @@ class Worker:
             self._busy.clear()
 
     async def _bury(self, delivery: Delivery) -> str:
+        item = WorkItem(delivery)
+        name = f"unreadable-{delivery.message.sequence}"
         try:
-            await self._core.transport.append(
-                subjects.dead(self._core.identity.fingerprint),
-                delivery.message.data,
-                message_id=f"unreadable-{delivery.message.sequence}",
-                headers=delivery.message.headers,
-            )
-            await delivery.term()
+            await item.bury(self._core.transport, self._core.identity.fingerprint, name=name)
+            await item.drop()
         except BurstlineError as error:
             log.warning("a dead letter could not be kept (%s); its work item comes again", error.code)
             return "abandoned"
