@@ -132,7 +132,8 @@ class Composer:
         name = self.rng.choice(names)
         if self.rng.random() < 0.1:
             name = name.removeprefix("the ").removeprefix("a ")
-        self.exchange("fact", wording.format(x=name), answer)
+        asked = wording.format(x=name)
+        self.exchange("fact", asked.lower() if self.rng.random() < 0.08 else asked, answer)
         self.last_topic = True
 
     def howto(self) -> None:
@@ -180,17 +181,21 @@ class Composer:
         self.last_topic = False
 
     def repeat(self) -> None:
+        """A string of words, of numbers, or a sentence: whatever stands there is to be copied."""
+        pools = (
+            wordings.ITEMS,
+            wordings.NAMES,
+            wordings.CITIES,
+            tuple(" ".join(wordings.RULES).lower().replace(".", "").split()),
+        )
         words = [
-            self.rng.choice(
-                (*wordings.ITEMS, *wordings.NAMES, *wordings.CITIES, str(self.rng.randint(0, 9999)))
-            )
+            self.rng.choice((*self.rng.choice(pools), str(self.rng.randint(0, 9999))))
             for _ in range(self.rng.randint(2, 8))
         ]
-        text = (
-            " ".join(words)
-            if self.rng.random() < 0.5
-            else facts.TOPICS[self.rng.choice(list(facts.TOPICS))][1]
+        sentence = self.rng.choice(
+            (facts.TOPICS[self.rng.choice(list(facts.TOPICS))][1], self.rng.choice(wordings.RULES))
         )
+        text = " ".join(words) if self.rng.random() < 0.7 else sentence
         lead = self.rng.choice(("", "", "Please ", "Now ", "Can you "))
         self.exchange(
             "repeat",
@@ -281,6 +286,7 @@ class Composer:
         steps = (
             self.fact,
             self.howto,
+            self.question,
             self.small_talk,
             self.memory,
             self.count,
@@ -288,7 +294,7 @@ class Composer:
             self.json_object,
             self.missing_tool,
         )
-        self.rng.choices(steps, weights=(46, 16, 12, 10, 6, 5, 6, 4))[0]()
+        self.rng.choices(steps, weights=(36, 14, 16, 14, 12, 6, 8, 5, 3))[0]()
         self.last_case = None
 
     def compose(self, prose: str | None) -> Dialogue:

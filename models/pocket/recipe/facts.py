@@ -246,6 +246,14 @@ WHAT: Final = (
     "How does {x} work?",
     "I keep hearing about {x}; what is it?",
     "Tell me what {x} does.",
+    "What is {x} used for?",
+    "Explain what {x} is.",
+    "Explain what {x} does.",
+    "How does {x} help?",
+    "What is the point of {x}?",
+    "Tell me more about {x}.",
+    "What is {x} exactly?",
+    "Describe what {x} does.",
 )
 FOLLOW: Final = (
     "And {x}?", "What about {x}?", "And what is {x}?", "Now {x}.", "Next: {x}.", "Then what is {x}?", "OK, and {x}?",

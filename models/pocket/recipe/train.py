@@ -1,10 +1,12 @@
-"""Trains the pocket model in three stages on one device; each is seeded and resumes from its last checkpoint.
+"""Trains the pocket model in stages on one device; each is seeded and resumes from its last checkpoint.
 
-    base   prose and dialogues, every token counts
-    chat   mostly dialogues, the assistant's tokens count most
-    mtp    the draft head alone, unrolled three steps, against the frozen trunk's own distribution
+    base        prose and dialogues, every token counts
+    chat        mostly dialogues, the assistant's tokens count most
+    mtp         the draft head alone, unrolled three steps, against the frozen trunk's own distribution
+    polish      the trunk once more, on the last edition of the dialogues
+    mtp_polish  the draft head once more, against the polished trunk
 
-`python -m models.pocket.recipe.train base chat mtp` writes .work/<stage>.safetensors after each stage.
+`python -m models.pocket.recipe.train base chat mtp polish mtp_polish` writes .work/<stage>.safetensors after each.
 """
 
 from __future__ import annotations
@@ -36,9 +38,13 @@ CHECKPOINT_STEPS: Final = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """`shares` are rows of a batch from the shards named; `decay_from` is the part of the run with a constant rate."""
+    """One run. `after` names the stage whose weights it starts from; `draft` trains the draft head alone, otherwise the
+    trunk alone; `shares` are rows of a batch from the shards named; until `decay_from` of the run the rate is constant.
+    """
 
     name: str
+    after: str | None
+    draft: bool = False
     steps: int
     length: int
     shares: dict[str, int]
@@ -46,13 +52,35 @@ class Stage:
     rate: float
     decay_from: float
     warmup: int = 100
-    seed: int = 11
+    seed: int
 
 
 STAGES: Final = {
-    "base": Stage(name="base", steps=3000, length=2048, shares={"text_train": 18, "chat_train": 14}, other_weight=0.3, rate=4e-3, decay_from=0.6),
-    "chat": Stage(name="chat", steps=2800, length=2048, shares={"text_train": 6, "chat_train": 26}, other_weight=0.1, rate=2e-3, decay_from=0.1, seed=12),
-    "mtp": Stage(name="mtp", steps=2000, length=1024, shares={"text_train": 8, "chat_train": 14, "own_train": 10}, other_weight=0.2, rate=4e-3, decay_from=0.3, seed=13),
+    stage.name: stage
+    for stage in (
+        Stage(
+            name="base", after=None, steps=3000, length=2048, shares={"text_train": 18, "chat_train": 14},
+            other_weight=0.3, rate=4e-3, decay_from=0.6, seed=11,
+        ),
+        Stage(
+            name="chat", after="base", steps=2800, length=2048, shares={"text_train": 6, "chat_train": 26},
+            other_weight=0.1, rate=2e-3, decay_from=0.1, seed=12,
+        ),
+        Stage(
+            name="mtp", after="chat", draft=True, steps=2000, length=1024,
+            shares={"text_train": 8, "chat_train": 14, "own_train": 10},
+            other_weight=0.2, rate=4e-3, decay_from=0.3, seed=13,
+        ),
+        Stage(
+            name="polish", after="mtp", steps=800, length=2048, shares={"text_train": 6, "chat_train": 26},
+            other_weight=0.1, rate=1.2e-3, decay_from=0.1, warmup=20, seed=14,
+        ),
+        Stage(
+            name="mtp_polish", after="polish", draft=True, steps=700, length=1024,
+            shares={"text_train": 8, "chat_train": 14, "own_train": 10},
+            other_weight=0.2, rate=2e-3, decay_from=0.1, warmup=20, seed=15,
+        ),
+    )
 }  # fmt: skip
 
 
@@ -113,11 +141,9 @@ def run_stage(
 ) -> list[dict[str, float]]:
     """Runs or resumes one stage; returns the log (step, loss, seconds)."""
     device = next(model.parameters()).device
-    trained = [
-        (name, p) for name, p in model.named_parameters() if name.startswith("mtp.") == (stage.name == "mtp")
-    ]
+    trained = [(name, p) for name, p in model.named_parameters() if name.startswith("mtp.") == stage.draft]
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(name.startswith("mtp.") == (stage.name == "mtp"))
+        parameter.requires_grad_(name.startswith("mtp.") == stage.draft)
     opts = optimisers(trained, stage.rate)
     checkpoint = WORK / f"{stage.name}.checkpoint.pt"
     first = 0
@@ -173,14 +199,13 @@ def build_mixture(stage: Stage, device: torch.device) -> Mixture:
     )
 
 
-def start_model(stage: str, device: torch.device) -> Pocket:
-    """The stage before's weights, or a seeded random start for `base`."""
-    before = {"chat": "base", "mtp": "chat"}.get(stage)
-    if before is None:
+def start_model(stage: Stage, device: torch.device) -> Pocket:
+    """The weights of the stage before, or a seeded random start."""
+    if stage.after is None:
         model = Pocket(Shape.load(weights.FOLDER))
         model.initialise(20261129)
     else:
-        model = weights.load(WORK / f"{before}.safetensors")
+        model = weights.load(WORK / f"{stage.after}.safetensors")
     return model.to(device)
 
 
@@ -205,15 +230,15 @@ def main() -> None:
             "shares": shares,
         }
         stage = Stage(**{**stage.__dict__, **changed})
-        model = start_model(name, device)
-        if name == "mtp":
+        model = start_model(stage, device)
+        if stage.draft:
             from models.pocket.recipe.own import write_own_streams
 
             write_own_streams(model, trial=arguments.rows is not None)
         if arguments.compile:
             compile_blocks(model)
         log = run_stage(
-            stage, model, build_mixture(stage, device), draft_loss if name == "mtp" else language_loss
+            stage, model, build_mixture(stage, device), draft_loss if stage.draft else language_loss
         )
         weights.save(model, WORK / f"{name}.safetensors")
         (WORK / f"{name}.log.json").write_text(json.dumps(log))
