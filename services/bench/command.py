@@ -63,8 +63,8 @@ def _progress(text: str) -> None:
 def _table(results: Results) -> Table:
     table = Table(title="Speculation against plain decode", title_justify="left")
     for name in ("load", "drafter"):
-        table.add_column(name)
-    for name in ("tokens/verify", "forwards/token", "acceptance by position", "tokens/s", "speed-up"):
+        table.add_column(name, no_wrap=True)
+    for name in ("tokens a verify", "forwards a token", "acceptance", "tokens/s", "speed-up"):
         table.add_column(name, justify="right")
     for load, drafters in results.items():
         for number, (drafter, figures) in enumerate(drafters.items()):
@@ -74,7 +74,7 @@ def _table(results: Results) -> Table:
                 drafter,
                 f"{figures['tokens_per_verify']:.2f}",
                 f"{figures['trunk_forwards_per_token']:.3f}",
-                " ".join(f"{value:.2f}" for value in figures["acceptance_by_position"]),
+                " ".join(f"{value:.2f}"[1:] for value in figures["acceptance_by_position"]),
                 f"{figures['tokens_per_second']['median']:.0f}",
                 "1"
                 if drafter == PLAIN

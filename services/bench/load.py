@@ -52,6 +52,14 @@ RULES: Final[Mapping[str, SamplingParams]] = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Arm:
+    """One way to decode. `gated`: the engine's own gate shortens drafts that do not pay; otherwise K is always drafted."""
+
+    drafting: Drafting
+    gated: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Load:
     """`batch` streams at once, twice as many (at least eight) in all."""
 
@@ -93,12 +101,12 @@ class _Counted:
         return getattr(self._runner, name)
 
 
-def measure(model: LoadedModel, load: Load, drafting: Drafting) -> Pass:
+def measure(model: LoadedModel, load: Load, arm: Arm) -> Pass:
     """Run a load once on a fresh engine whose cache holds the shared prefix."""
-    engine = _engine(model, load.batch)
+    engine = _engine(model, load.batch, arm)
     counted = _Counted(engine.runner)
     engine.runner = cast("ModelRunner", counted)
-    requests = load.requests(drafting, model.eos_ids)
+    requests = load.requests(arm.drafting, model.eos_ids)
     _warm(engine, requests)
     driver = Driver(engine)
     counted.forwards, began = 0, SYSTEM.monotonic_ns()
@@ -126,7 +134,7 @@ def measure(model: LoadedModel, load: Load, drafting: Drafting) -> Pass:
     )
 
 
-def _engine(model: LoadedModel, batch: int) -> WatchedEngine:
+def _engine(model: LoadedModel, batch: int, arm: Arm) -> WatchedEngine:
     config = EngineConfig(
         num_blocks=(batch + 2) * CONTEXT // 64 + 64,
         num_slots=batch,
@@ -135,7 +143,11 @@ def _engine(model: LoadedModel, batch: int) -> WatchedEngine:
         prefill_chunk=512,
         max_context=CONTEXT,
     )
-    limits = EngineLimits(burst_rounds=BURST_ROUNDS, busy_burst_rounds=2)
+    limits = EngineLimits(
+        burst_rounds=BURST_ROUNDS,
+        busy_burst_rounds=2,
+        draft_cost=EngineLimits().draft_cost if arm.gated else 0.0,
+    )
     engine = WatchedEngine(config, model, limits=limits)
     engine.watching = False
     return engine

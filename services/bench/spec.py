@@ -10,15 +10,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from services.bench.figures import Pass, summary
-from services.bench.load import Load, measure
+from services.bench.load import Arm, Load, measure
 from services.gpu_worker.engine.models.loader import LoadedModel
-from services.prove.axes import DRAFTERS, Drafting
+from services.prove.axes import DRAFTERS
 from services.prove.evidence import Bar
 
 PLAIN: Final = "none"
-COMPARED: Final[Mapping[str, Drafting]] = {
-    name: drafting for name, drafting in DRAFTERS.items() if not drafting.journal
-}
+GATED: Final = "mtp K=5"
+"""The longest chain, measured again under the engine's own gate."""
+ARMS: Final[Mapping[str, Arm]] = {
+    name: Arm(drafting=drafting) for name, drafting in DRAFTERS.items() if not drafting.journal
+} | {f"{GATED}, gated": Arm(drafting=DRAFTERS[GATED], gated=True)}
 BATCHES: Final = (1, 2, 4, 8, 16)
 REPEATS: Final = 3
 
@@ -41,10 +43,10 @@ def run_spec(
     results: Results = {}
     for load in loads:
         name = f"{load.rule}, batch {load.batch}"
-        passes: dict[str, list[Pass]] = {drafter: [] for drafter in COMPARED}
+        passes: dict[str, list[Pass]] = {drafter: [] for drafter in ARMS}
         for repeat in range(repeats):
             for drafter in _order(repeat):
-                passes[drafter].append(measure(model, load, COMPARED[drafter]))
+                passes[drafter].append(measure(model, load, ARMS[drafter]))
                 report(f"{name}: {drafter}, repeat {repeat + 1} of {repeats}")
         _same_streams(name, passes)
         results[name] = {drafter: summary(got, passes[PLAIN]) for drafter, got in passes.items()}
@@ -67,7 +69,7 @@ def bars(results: Results) -> list[Bar]:
 
 def _order(repeat: int) -> list[str]:
     """Every other repeat backwards."""
-    return list(COMPARED)[:: -1 if repeat % 2 else 1]
+    return list(ARMS)[:: -1 if repeat % 2 else 1]
 
 
 def _same_streams(name: str, passes: Mapping[str, Sequence[Pass]]) -> None:

@@ -106,7 +106,8 @@ class Stage:
                 prefill_chunk=CHUNKS[cell.chunk],
                 max_context=CONTEXT,
             )
-            limits = EngineLimits(burst_rounds=rounds, busy_burst_rounds=max(1, rounds // 2))
+            # No gate: every K drafts in full, whether or not it pays.
+            limits = EngineLimits(burst_rounds=rounds, busy_burst_rounds=max(1, rounds // 2), draft_cost=0.0)
             self._driver = Driver(WatchedEngine(config, MODELS[cell.model](), limits=limits))
             self._setting = key
         return self._driver
