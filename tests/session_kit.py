@@ -71,6 +71,10 @@ class StandIn:
     def accept(self, slot: int, rows: int) -> None:
         self._slots[slot].extend(self._open.pop(slot)[:rows])
 
+    def flush(self, slot: int) -> None:
+        """Rows are plain lists here: nothing lags."""
+        assert slot not in self._open
+
     def draft(self, rows: Sequence[DraftRows]) -> list[Tensor]:
         self.drafts += 1
         result = []

@@ -101,6 +101,11 @@ class CacheManager:
             self._holds[request_id] = hold
         return Hit(key=hold.entry.key, position=hold.entry.position)
 
+    def is_resident(self, key: bytes) -> bool:
+        """Whether a lookup could restore the entry at `key`."""
+        entry = self.tree.entry(key)
+        return entry is not None and _restorable(entry)
+
     def drop_hit(self, request_id: str) -> bytes | None:
         """Give a hold back; answers its key, or null when there was none."""
         hold = self._holds.pop(request_id, None)
@@ -179,7 +184,7 @@ class CacheManager:
         shared = len(path) * BLOCK_ROWS
         branch = shared if start < shared < prompt else capture_at
         wanted = {position for position in (branch, ckpt_at) if position and start < position <= prompt}
-        return sorted(position for position in wanted if not self._has_state(request, position))
+        return sorted(position for position in wanted if not self.has_state(request, position))
 
     def capture(
         self, request: GenerateRequest, sequence: SequenceState, position: int, last_hidden: Tensor
@@ -191,7 +196,7 @@ class CacheManager:
         depth = position // BLOCK_ROWS
         if position % BLOCK_ROWS or not 0 < depth <= len(request.chain) or position != sequence.seq_len:
             raise self._failed(f"position {position} is no boundary of this sequence at {sequence.seq_len}")
-        if self._has_state(request, position):
+        if self.has_state(request, position):
             return None
         chain = request.chain[:depth]
         path = self.tree.match(request.root, request.tokens, chain)
@@ -267,7 +272,8 @@ class CacheManager:
             self.blocks.release(self.tree.unplace(capture.entry, capture.splits))
         self.snapshots.release(capture.state.snapshot)
 
-    def _has_state(self, request: GenerateRequest, position: int) -> bool:
+    def has_state(self, request: GenerateRequest, position: int) -> bool:
+        """Whether a state of this prompt stands at a boundary, granted or waiting for the broker."""
         entry = self.tree.entry(request.chain[position // BLOCK_ROWS - 1])
         if entry is None:
             return False

@@ -19,21 +19,21 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from services.gpu_worker.engine.batch import PrefillChunk, VerifyRows
-from services.gpu_worker.engine.cache.entry import Capture
-from services.gpu_worker.engine.cache.manager import CacheManager, CaptureFailed
+from services.gpu_worker.engine.batch import VerifyRows
+from services.gpu_worker.engine.cache.manager import CacheManager
 from services.gpu_worker.engine.config import BLOCK_ROWS
 from services.gpu_worker.engine.requests import GenerateRequest, SpecTelemetry, TokenLogprob
 from services.gpu_worker.engine.sampling import Row, TokenPicker, token_logprob
 from services.gpu_worker.engine.sequence import SequenceState
 from services.gpu_worker.engine.sessions.completion import Completion
 from services.gpu_worker.engine.sessions.graphs import GraphFallback
-from services.gpu_worker.engine.sessions.outcome import Emission, Ending, SessionShape
+from services.gpu_worker.engine.sessions.outcome import Decline, Emission, Ending, SessionShape
+from services.gpu_worker.engine.sessions.prompt import PromptSide
 from services.gpu_worker.engine.sessions.telemetry import SessionCounters
 from shared.errors import EngineFault
 
 
-class Session:
+class Session(PromptSide):
     """Plain decode; speculative sessions add a drafter (`SpecSession`)."""
 
     def __init__(
@@ -48,34 +48,26 @@ class Session:
     ) -> None:
         """`last_hidden` [H] belongs to the row before a restored prefix; null = cold. `capture_disabled` = prime
         without captures, and launch without graphs (R-S8). `counters` of an earlier life of the stream go on."""
-        self.request = request
-        self.sequence = sequence
+        super().__init__(
+            request,
+            sequence,
+            last_hidden=last_hidden if last_hidden is not None else torch.zeros(shape.hidden),
+            capture_disabled=capture_disabled,
+            counters=counters or SessionCounters(),
+        )
         self.shape = shape
         self.cache_max_ctx = shape.cache_max_ctx
-        self.capture_disabled = capture_disabled
         self.graphs = GraphFallback(premarked=capture_disabled)
         self.completion = Completion(request, shape.vocab)
         self.next_pred: int | None = None
         self.next_logprob: TokenLogprob | None = None
         self.pending_tok: int | None = None
-        self.last_hidden = last_hidden if last_hidden is not None else torch.zeros(shape.hidden)
-        self.chunks = 0
-        self.boundary_captures: list[Capture] = []
-        self.counters = counters or SessionCounters()
-        self._capture_at = _to_grid(request.capture_at)
-        self._ckpt_at = _to_grid(request.ckpt_at)
-        self._cuts: list[int] | None = None
+        self.overshoot = 0
+        """Columns past the end of the stream that a round may take: a fault to prove R-S1 and R-S16 with, 0 else."""
+        self.tainted = False
+        """Whether rows are committed that the stream does not have."""
 
     # -- what the requirements name -----------------------------------------------------------------------------
-
-    @property
-    def committed(self) -> list[int]:
-        """Tokens in the cache, one a row."""
-        return self.sequence.tokens
-
-    @property
-    def committed_len(self) -> int:
-        return self.sequence.seq_len
 
     @property
     def has_pending(self) -> bool:
@@ -92,24 +84,6 @@ class Session:
         return self.sctr
 
     @property
-    def capture_at(self) -> int | None:
-        """Shared-prefix boundary for the next prime; one-shot, floored to the grid when set (R-S5)."""
-        return self._capture_at
-
-    @capture_at.setter
-    def capture_at(self, position: int | None) -> None:
-        self._capture_at = _to_grid(position)
-
-    @property
-    def ckpt_at(self) -> int | None:
-        """Boundary of the turn's checkpoint; one-shot, null = prompt end (R-S7)."""
-        return self._ckpt_at
-
-    @ckpt_at.setter
-    def ckpt_at(self, position: int | None) -> None:
-        self._ckpt_at = _to_grid(position)
-
-    @property
     def picker(self) -> TokenPicker:
         """The request's sampling rules and history."""
         return self.completion.picker
@@ -124,76 +98,33 @@ class Session:
         """How the stream ended; null while it goes on."""
         return self.completion.ending
 
-    def drain_captures(self) -> list[Capture]:
-        """What the prime kept, ascending; answered once (R-S6)."""
-        captures, self.boundary_captures = self.boundary_captures, []
-        return captures
-
     def telemetry(self) -> SpecTelemetry:
         """Monotone counters; consumers subtract (R-S12)."""
         return self.counters.read()
 
     # -- prime --------------------------------------------------------------------------------------------------
 
-    @property
-    def primed(self) -> bool:
-        """Whether the whole prompt is in the cache."""
-        return self.committed_len >= len(self.request.tokens)
-
-    @property
-    def prime_left(self) -> int:
-        """Prompt rows to compute."""
-        return len(self.request.tokens) - self.committed_len
-
-    def next_chunk(self, budget: int, cache: CacheManager) -> PrefillChunk:
-        """Prompt rows for one launch: at most `budget` (a multiple of 64), ending on a boundary where there is one."""
-        start = self.committed_len
-        if self._cuts is None:
-            self._cuts = self._plan_cuts(cache)
-        self.sequence.prompt_len = len(self.request.tokens)
-        cut = next((position for position in self._cuts if position > start), len(self.request.tokens))
-        stop = min(start + budget, cut, len(self.request.tokens))
-        return PrefillChunk(
-            slot=self.sequence.ssm_slot_idx(),
-            start=start,
-            tokens=self.request.tokens[start:stop],
-            block_table=self.sequence.block_table,
-            previous_hidden=self.last_hidden,
-        )
-
-    def prefilled(self, chunk: PrefillChunk, hidden: Tensor, cache: CacheManager) -> None:
-        """Commit a chunk's rows (`hidden` [n, H]) and capture where it ended on a boundary."""
-        self.sequence.commit(list(chunk.tokens))
-        self.last_hidden = hidden[-1].clone()
-        self.chunks += 1
-        if self._cuts and self.committed_len in self._cuts:
-            try:
-                capture = cache.capture(self.request, self.sequence, self.committed_len, self.last_hidden)
-            except CaptureFailed:
-                self.counters.capture_failures += 1
-            else:
-                if capture is not None:
-                    self.boundary_captures.append(capture)
-
     def end_prime(self, logits: Row) -> None:
         """Decide the first token from the last prompt row [V]; it waits as `next_pred`."""
         self.capture_at = self.ckpt_at = None
         try:
-            self._decide_next(logits)
+            self.decide_next(logits)
         except EngineFault as fault:
             self.fail(fault.code, fault.message)
 
-    def _decide_next(self, logits: Row) -> None:
+    def decide_next(self, logits: Row) -> None:
+        """Pick the token after the committed rows from the last row [V]; it waits, not emitted."""
         token = self.picker.pick(logits, self.committed_len)
         self.next_pred = token
         self.next_logprob = self._logprob(logits, token)
 
-    def _plan_cuts(self, cache: CacheManager) -> list[int]:
-        if not self.request.use_cache or self.capture_disabled:
-            return []
-        prompt_end = len(self.request.tokens) // BLOCK_ROWS * BLOCK_ROWS
-        ckpt = min(self.ckpt_at, prompt_end) if self.ckpt_at is not None else prompt_end
-        return cache.boundaries(self.request, self.committed_len, self.capture_at, ckpt)
+    def go_on(self, other: Session, token: int, logprob: TokenLogprob | None) -> None:
+        """Take over the stream of `other`, whose sequence this session has; `token` is decided and not emitted."""
+        self.completion = other.completion
+        self.boundary_captures = other.drain_captures()
+        self.chunks = other.chunks
+        self._checkpoint = other._checkpoint
+        self.next_pred, self.next_logprob = token, logprob
 
     # -- rounds -------------------------------------------------------------------------------------------------
 
@@ -208,7 +139,11 @@ class Session:
 
     def draft_limit(self) -> int:
         """Most drafts of the next round: no row of it lies past the public stream (C1.5) or the verify width."""
-        return max(0, min(self.shape.max_verify, self.completion.budget_left) - 1)
+        rows = self.completion.budget_left
+        if self.overshoot:
+            held = len(self.sequence.block_table) * BLOCK_ROWS
+            rows = min(rows + self.overshoot, held - self.committed_len)
+        return max(0, min(self.shape.max_verify, rows) - 1)
 
     def replay_drafts(self) -> list[int] | None:
         """Journalled tokens to verify, null when there are none left."""
@@ -230,24 +165,27 @@ class Session:
         """Walk the verified columns: accept drafts while they are what the target picks. Answers the rows to commit.
 
         Column i decides position P + i + 1. The walk ends at the first pick that differs, at the last column, or with
-        the stream; the last pick becomes the pending token.
+        the stream; the last pick becomes the pending token. What is counted is what the stream took.
         """
         start, anchor = self.committed_len, self.pending_tok
         replayed = self.completion.replaying
         assert anchor is not None
         picks: list[int] = []
-        going = True
+        taken, going = 0, True
         for column, row in enumerate(logits):
             token = self.picker.pick(row, start + column + 1)
             picks.append(token)
-            going = self.completion.take(token, self._logprob(row, token))
-            if not going or column == len(drafts) or token != drafts[column]:
+            if going:
+                going = self.completion.take(token, self._logprob(row, token))
+                taken += 1
+            if column == len(drafts) or token != drafts[column] or not (going or self.overshoot):
                 break
         accepted = len(picks) - 1
         self.sequence.commit([anchor, *picks[:-1]])
+        self.tainted = self.tainted or len(picks) > taken
         self.last_hidden = hidden[accepted].clone()
-        self.counters.round(len(drafts), accepted)
-        self.judge(len(drafts), accepted, replayed=replayed)
+        self.counters.round(len(drafts), taken - 1)
+        self.judge(len(drafts), taken - 1, replayed=replayed)
         self.pending_tok = picks[-1] if going else None
         if going:
             self.know(picks, hidden[: accepted + 1])
@@ -275,10 +213,27 @@ class Session:
         """Tokens to deliver since the last call."""
         return self.completion.drain()
 
+    # -- after the end ------------------------------------------------------------------------------------------
+
+    def park(self) -> None:
+        """Give everything back but the checkpoint, which the tree holds: the pending token is dropped, decode-made
+        rows are freed (C1.3). Idempotent."""
+        self.next_pred = self.pending_tok = None
+        self._give_back()
+
+    def rewind_to_checkpoint(self, prompt: Sequence[int], cache: CacheManager) -> Decline | None:
+        """Go back to the checkpoint if `prompt` goes on from it. Null: `committed` ends at `rewind_pos`, nothing is
+        decided or pending, and the caller gives the suffix. A refusal changes nothing (R-S13)."""
+        declined = self._declined(prompt, cache)
+        if declined is None:
+            self.park()
+            self.reset_graph_fallback_on_resume()
+        return declined
+
+    def reset_graph_fallback_on_resume(self) -> None:
+        """Let a resumed session try graphs again after one failed (R-S18)."""
+        self.graphs.reset()
+
     def _logprob(self, row: Row, token: int) -> TokenLogprob | None:
         top = self.request.top_logprobs
         return None if top is None else token_logprob(row, token, top)
-
-
-def _to_grid(position: int | None) -> int | None:
-    return None if position is None else position // BLOCK_ROWS * BLOCK_ROWS

@@ -12,10 +12,12 @@ from services.gpu_worker.engine.drafters.base import DraftJob
 from services.gpu_worker.engine.drafters.gate import DraftGate
 from services.gpu_worker.engine.drafters.mtp import MtpDrafter
 from services.gpu_worker.engine.requests import GenerateRequest
+from services.gpu_worker.engine.sampling import Row
 from services.gpu_worker.engine.sequence import SequenceState
 from services.gpu_worker.engine.sessions.base import Session
 from services.gpu_worker.engine.sessions.outcome import SessionShape
 from services.gpu_worker.engine.sessions.telemetry import SessionCounters
+from shared.errors import EngineFault
 
 CONTEXT_GUARD: Final = 3
 """Rows kept clear of the context's end beyond the committed rows and K drafts (R-S9)."""
@@ -57,10 +59,42 @@ class SpecSession(Session):
         plane_bytes = 2 * kv.k.shape[2] * kv.k.shape[4] * kv.k.element_size()
         return kv.k[-1], kv.v[-1], plane_bytes
 
+    # -- demotion -----------------------------------------------------------------------------------------------
+
     @property
     def demoted(self) -> bool:
         """Whether the session decodes plainly from here on."""
         return self.drafter is None
+
+    @property
+    def demote_ready(self) -> bool:
+        """Whether the sequence can be handed over: nothing pending, the next token decided, no rows that the stream
+        does not have (R-S15)."""
+        return not self.has_pending and self.next_pred is not None and not self.tainted
+
+    def flushed(self, row: Row, hidden: Tensor) -> None:
+        """A single-row pass committed the pending token: `row` [V] decides the next one, `hidden` [H] is the row's.
+
+        Raises EngineFault when the row cannot be picked from.
+        """
+        if self.pending_tok is None:
+            raise EngineFault("a flush needs a pending token")
+        self.sequence.commit([self.pending_tok])
+        self.pending_tok = None
+        self.last_hidden = hidden.clone()
+        self.counters.round(0, 0)
+        self.decide_next(row)
+
+    def into_demoted(self) -> tuple[SequenceState, int] | None:
+        """Give the sequence and the decided token away and drop the drafter; null, and nothing changed, when the
+        session is not ready. The session is over afterwards (R-S17)."""
+        if not self.demote_ready or self.next_pred is None:
+            return None
+        token, self.next_pred = self.next_pred, None
+        self.drafter = None
+        return self.sequence, token
+
+    # -- rounds -------------------------------------------------------------------------------------------------
 
     def draft_job(self) -> tuple[MtpDrafter, DraftJob] | None:
         """What to draft for the next round; null once demoted.

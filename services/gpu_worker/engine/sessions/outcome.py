@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from services.gpu_worker.engine.requests import FinishReason, TokenLogprob
 
@@ -36,3 +37,28 @@ class SessionShape:
     max_verify: int  #: most columns of one verify
     cache_max_ctx: int  #: most rows of one sequence
     draft_cost: float = 0.0  #: of one draft, in verify passes; 0 = always draft as many as asked
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Checkpoint:
+    """A boundary of a session that the prefix tree kept: where the next turn may go on."""
+
+    key: bytes
+    position: int
+
+
+class DeclineReason(StrEnum):
+    """Why a parked session does not serve a prompt."""
+
+    NO_CHECKPOINT = "no_checkpoint"  #: nothing was captured, or the capture failed
+    NOT_RESIDENT = "not_resident"  #: refused by the broker, or evicted since
+    DIVERGED = "diverged"  #: another history
+    NO_SUFFIX = "no_suffix"  #: the prompt ends at or before the checkpoint: nothing would be left to prime
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Decline:
+    """A nomination that exact tokens, or the pools, turned down. `position` = tokens that agreed."""
+
+    reason: DeclineReason
+    position: int

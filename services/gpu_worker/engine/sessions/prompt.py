@@ -1,0 +1,183 @@
+"""The prompt side of a session: what is primed, where it is captured, and the checkpoint that outlives the decode.
+
+Knows the prompt's rows and the cache. Does not know what is sampled from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from services.gpu_worker.engine.batch import PrefillChunk
+from services.gpu_worker.engine.cache.entry import Capture
+from services.gpu_worker.engine.cache.manager import CacheManager, CaptureFailed
+from services.gpu_worker.engine.config import BLOCK_ROWS
+from services.gpu_worker.engine.requests import GenerateRequest
+from services.gpu_worker.engine.sequence import SequenceState
+from services.gpu_worker.engine.sessions.outcome import Checkpoint, Decline, DeclineReason
+from services.gpu_worker.engine.sessions.telemetry import SessionCounters
+
+
+class PromptSide:
+    """Primes a prompt on the grid and keeps its boundaries."""
+
+    def __init__(
+        self,
+        request: GenerateRequest,
+        sequence: SequenceState,
+        *,
+        last_hidden: Tensor,
+        capture_disabled: bool,
+        counters: SessionCounters,
+    ) -> None:
+        """`last_hidden` [H] belongs to the row before the first one to prime, zeros when there is none."""
+        self.request = request
+        self.sequence = sequence
+        self.last_hidden = last_hidden
+        self.capture_disabled = capture_disabled
+        self.counters = counters
+        self.chunks = 0
+        self.boundary_captures: list[Capture] = []
+        self._capture_at = _to_grid(request.capture_at)
+        self._ckpt_at = _to_grid(request.ckpt_at)
+        self._cuts: list[int] | None = None
+        self._checkpoint: Checkpoint | None = None
+
+    @property
+    def committed(self) -> list[int]:
+        """Tokens in the cache, one a row."""
+        return self.sequence.tokens
+
+    @property
+    def committed_len(self) -> int:
+        return self.sequence.seq_len
+
+    @property
+    def capture_at(self) -> int | None:
+        """Shared-prefix boundary for the next prime; one-shot, floored to the grid when set (R-S5)."""
+        return self._capture_at
+
+    @capture_at.setter
+    def capture_at(self, position: int | None) -> None:
+        self._capture_at = _to_grid(position)
+
+    @property
+    def ckpt_at(self) -> int | None:
+        """Boundary of the turn's checkpoint; one-shot, null = prompt end (R-S7)."""
+        return self._ckpt_at
+
+    @ckpt_at.setter
+    def ckpt_at(self, position: int | None) -> None:
+        self._ckpt_at = _to_grid(position)
+
+    def drain_captures(self) -> list[Capture]:
+        """What the prime kept, ascending; answered once (R-S6)."""
+        captures, self.boundary_captures = self.boundary_captures, []
+        return captures
+
+    # -- prime --------------------------------------------------------------------------------------------------
+
+    @property
+    def primed(self) -> bool:
+        """Whether the whole prompt is in the cache."""
+        return self.committed_len >= len(self.request.tokens)
+
+    @property
+    def prime_left(self) -> int:
+        """Prompt rows to compute."""
+        return len(self.request.tokens) - self.committed_len
+
+    def next_chunk(self, budget: int, cache: CacheManager) -> PrefillChunk:
+        """Prompt rows for one launch: at most `budget` (a multiple of 64), ending on a boundary where there is one."""
+        start = self.committed_len
+        if self._cuts is None:
+            self._cuts = self._plan_cuts(cache)
+            self._keep_checkpoint(cache)
+        self.sequence.prompt_len = len(self.request.tokens)
+        cut = next((position for position in self._cuts if position > start), len(self.request.tokens))
+        stop = min(start + budget, cut, len(self.request.tokens))
+        return PrefillChunk(
+            slot=self.sequence.ssm_slot_idx(),
+            start=start,
+            tokens=self.request.tokens[start:stop],
+            block_table=self.sequence.block_table,
+            previous_hidden=self.last_hidden,
+        )
+
+    def prefilled(self, chunk: PrefillChunk, hidden: Tensor, cache: CacheManager) -> None:
+        """Commit a chunk's rows (`hidden` [n, H]) and capture where it ended on a boundary."""
+        self.sequence.commit(list(chunk.tokens))
+        self.last_hidden = hidden[-1].clone()
+        self.chunks += 1
+        if self._cuts and self.committed_len in self._cuts:
+            try:
+                capture = cache.capture(self.request, self.sequence, self.committed_len, self.last_hidden)
+            except CaptureFailed:
+                self.counters.capture_failures += 1
+            else:
+                if capture is not None:
+                    self.boundary_captures.append(capture)
+                self._keep_checkpoint(cache)
+
+    def _plan_cuts(self, cache: CacheManager) -> list[int]:
+        if not self.request.use_cache or self.capture_disabled:
+            return []
+        return cache.boundaries(
+            self.request, self.committed_len, self.capture_at, self._checkpoint_position()
+        )
+
+    def _checkpoint_position(self) -> int:
+        prompt_end = len(self.request.tokens) // BLOCK_ROWS * BLOCK_ROWS
+        return min(self.ckpt_at, prompt_end) if self.ckpt_at is not None else prompt_end
+
+    def _keep_checkpoint(self, cache: CacheManager) -> None:
+        """Note the turn's checkpoint once the tree holds its state; until then, and when it failed, there is none."""
+        position = self._checkpoint_position()
+        if self.request.use_cache and position and cache.has_state(self.request, position):
+            key = self.request.chain[position // BLOCK_ROWS - 1]
+            self._checkpoint = Checkpoint(key=key, position=position)
+
+    # -- the checkpoint -----------------------------------------------------------------------------------------
+
+    @property
+    def rewind_pos(self) -> int | None:
+        """Where the next turn could go on from; null without a checkpoint."""
+        return self._checkpoint.position if self._checkpoint else None
+
+    def rewind_is_resident(self, cache: CacheManager) -> bool:
+        """Whether the checkpoint's state is still there. Its rows then are too: no layer here has a window (R-S14)."""
+        return self._checkpoint is not None and cache.is_resident(self._checkpoint.key)
+
+    def _give_back(self) -> None:
+        """Give everything back but the checkpoint, which the tree holds: decode-made rows are freed
+        (C1.3). Idempotent."""
+        self.sequence.guard.release()
+        del self.sequence.tokens[self.rewind_pos or 0 :]
+        self.sequence.kv_valid_tokens = self.sequence.seq_len
+
+    def _declined(self, prompt: Sequence[int], cache: CacheManager) -> Decline | None:
+        """Why the checkpoint does not serve `prompt`; null = it does. Decided by exact tokens."""
+        position = self.rewind_pos
+        if position is None:
+            return Decline(reason=DeclineReason.NO_CHECKPOINT, position=0)
+        agreed = _agreement(self.committed[:position], prompt)
+        if agreed < position:
+            return Decline(reason=DeclineReason.DIVERGED, position=agreed)
+        if len(prompt) <= position:
+            return Decline(reason=DeclineReason.NO_SUFFIX, position=agreed)
+        if not self.rewind_is_resident(cache):
+            return Decline(reason=DeclineReason.NOT_RESIDENT, position=agreed)
+        return None
+
+
+def _to_grid(position: int | None) -> int | None:
+    return None if position is None else position // BLOCK_ROWS * BLOCK_ROWS
+
+
+def _agreement(one: Sequence[int], other: Sequence[int]) -> int:
+    """Tokens of the common prefix."""
+    return next(
+        (index for index, (a, b) in enumerate(zip(one, other, strict=False)) if a != b),
+        min(len(one), len(other)),
+    )
