@@ -330,6 +330,7 @@ async def _revive(
             reservation=reservation,
             request=call.request_id,
             reserved_until=until,
+            splits=None,  # an abort of this reservation leaves the rows here
             last_used=now,
         )
     )
