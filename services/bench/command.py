@@ -78,7 +78,7 @@ def _table(results: Results) -> Table:
                 f"{figures['tokens_per_second']['median']:.0f}",
                 "1"
                 if drafter == PLAIN
-                else f"{ratio['median']:.2f} ({ratio['min']:.2f} to {ratio['max']:.2f})",
+                else f"{ratio['median']:.2f} [{ratio['min']:.2f}, {ratio['max']:.2f}]",
                 end_section=number == len(drafters) - 1,
             )
     return table

@@ -7,7 +7,7 @@ the budget; when one ends the next begins, so that the batch stays full until th
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, cast
 
 from services.bench.figures import Pass, by_position
@@ -47,7 +47,7 @@ QUESTIONS: Final = (
 )
 RULES: Final[Mapping[str, SamplingParams]] = {
     "greedy": SamplingParams(seed=0, temperature=0.0),
-    "sampled": SamplingParams(seed=7, temperature=0.8, top_p=0.95),
+    "sampled": SamplingParams(seed=7, temperature=1.0),
 }
 
 
@@ -79,7 +79,7 @@ class Load:
             root=ROOT,
             tokens=tokens,
             chain=chain(ROOT, tokens),
-            sampling=rule if rule.greedy else _with_seed(rule, number),
+            sampling=replace(rule, seed=rule.seed + number),
             max_tokens=MAX_TOKENS,
             stop_ids=stop_ids,
             **drafting.fields(),
@@ -173,7 +173,3 @@ def _plain(request: GenerateRequest, number: int) -> GenerateRequest:
 
 def _messages(question: str) -> list[dict[str, Any]]:
     return [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": question}]
-
-
-def _with_seed(rule: SamplingParams, number: int) -> SamplingParams:
-    return SamplingParams(seed=rule.seed + number, temperature=rule.temperature, top_p=rule.top_p)

@@ -1,0 +1,83 @@
+"""Counts, bars, and the shape of the evidence."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from services.gpu_worker.engine.requests import SpecTelemetry
+from services.prove.axes import AXES, Cell
+from services.prove.compare import Difference, Verdict
+from services.prove.evidence import Bar, evidence, write
+from services.prove.report import MOST_TOLD, Tally
+from services.prove.stage import Outcome
+
+CELL = Cell(**{axis: next(iter(values)) for axis, values in AXES.items()})
+DIFFERENCE = Difference(
+    cell=CELL, request_id="cell-1", kind="tokens", position=7, expected="1", got="2", logit_gap=0.5
+)
+
+
+def outcome(cell: Cell = CELL, differences: int = 0, cached: int = 64) -> Outcome:
+    return Outcome(
+        cell=cell,
+        verdict=Verdict(compared=Counter({"tokens": 10}), differences=[DIFFERENCE] * differences),
+        telemetry=SpecTelemetry(rounds=4, drafted=6, accepted=4),
+        cached_tokens=cached,
+    )
+
+
+def test_counts_are_by_value() -> None:
+    tally = Tally()
+    tally.add(outcome())
+    tally.add(outcome(replace(CELL, burst="7 rounds"), differences=1))
+    results = tally.results()
+    assert results["cells_by_value"]["burst"] == {"1 round": 1, "7 rounds": 1}
+    assert results["comparisons"] == {"tokens": 20}
+    assert (results["accepted_drafts"], results["rejected_drafts"]) == (8, 4)
+    console = Console(width=200, file=io.StringIO(), record=True)
+    console.print(tally.table())
+    text = console.export_text()
+    assert "7 rounds" in text
+    assert "2 rounds" not in text
+
+
+def test_all_differences_are_counted_and_few_are_told() -> None:
+    tally = Tally()
+    for _ in range(3):
+        tally.add(outcome(differences=MOST_TOLD))
+    assert tally.differences == 3 * MOST_TOLD
+    assert len(tally.told) == MOST_TOLD
+    assert json.loads(json.dumps(tally.results()))["told"][0]["logit_gap"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "broken"),
+    [
+        ([outcome()], set()),
+        ([outcome(differences=1)], {"differences"}),
+        ([outcome(cached=0)], {"cells restored from the cache"}),
+        ([], {"accepted drafts", "rejected drafts", "cells restored from the cache"}),
+    ],
+)
+def test_bars(outcomes: list[Outcome], broken: set[str]) -> None:
+    tally = Tally()
+    for one in outcomes:
+        tally.add(one)
+    assert {bar.name for bar in tally.bars() if not bar.holds} == broken
+
+
+def test_the_evidence_object_has_the_shape_of_the_design(tmp_path: Path) -> None:
+    file = tmp_path / "new" / "prove.json"
+    write(file, evidence("prove", {"cells": 1}, [Bar.at_most("differences", 1, 0, "differences")]))
+    told = json.loads(file.read_text(encoding="utf-8"))
+    assert set(told) == {"command", "version", "date", "device", "results", "bars"}
+    assert told["bars"] == [
+        {"name": "differences", "value": 1, "limit": 0, "unit": "differences", "holds": False}
+    ]
