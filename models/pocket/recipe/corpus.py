@@ -50,7 +50,6 @@ SOURCES: Final = (
     Source(
         package="python-sqlalchemy-doc", licence="MIT", skip=r"_modules|genindex|search|_sources|changelog_0"
     ),
-    Source(package="nginx-doc", licence="BSD-2-Clause", skip=r"$^"),
 )
 
 _DROP: Final = {"script", "style", "nav", "head", "svg", "footer", "form"}
