@@ -7,11 +7,12 @@ reason: an entry with children keeps its rows (state `rows`), one without goes, 
 from __future__ import annotations
 
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final, TypeAlias
 
-from sqlalchemy import Row, delete, exists, insert, select, update
+from sqlalchemy import ARRAY, LargeBinary, Row, any_, delete, exists, insert, literal, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from services.cache_broker import accounts, presence, splitting
@@ -48,7 +49,7 @@ async def lookup(
         .where(
             Entry.root == call.root,
             Entry.layout_version == call.layout_version,
-            Entry.key.in_(call.chain),
+            key_among(call.chain),
             Entry.state == "live",
             holders.where(Replica.entry == Entry.id).exists(),
         )
@@ -209,6 +210,11 @@ async def by_reservation(
 def held_by(worker: str, epoch: str) -> Any:
     """A condition: the worker, in this epoch, holds the entry's bytes."""
     return exists().where(Replica.entry == Entry.id, Replica.worker == worker, Replica.epoch == epoch)
+
+
+def key_among(keys: Sequence[bytes]) -> Any:
+    """A condition: the entry's key is one of `keys`. One array parameter, so that one prepared statement serves all."""
+    return Entry.key == any_(literal(list(keys), ARRAY(LargeBinary)))
 
 
 def leased(now: datetime) -> Any:

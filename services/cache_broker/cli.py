@@ -33,11 +33,11 @@ from shared.transport.nats import connect
 
 T = TypeVar("T")
 
-tenant = typer.Typer(no_args_is_help=True, help="Tenants.")
-key = typer.Typer(no_args_is_help=True, help="API keys.")
-quota = typer.Typer(no_args_is_help=True, help="A tenant's limits.")
-entries = typer.Typer(no_args_is_help=True, help="Prefix entries.")
-audit = typer.Typer(help="Check that ledger, entries, counters and real bytes agree.")
+tenant = typer.Typer(add_completion=False, no_args_is_help=True, help="Tenants.")
+key = typer.Typer(add_completion=False, no_args_is_help=True, help="API keys.")
+quota = typer.Typer(add_completion=False, no_args_is_help=True, help="A tenant's limits.")
+entries = typer.Typer(add_completion=False, no_args_is_help=True, help="Prefix entries.")
+audit = typer.Typer(add_completion=False)
 
 _UNITS = {"": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
 TenantName = Annotated[str, typer.Argument(help="The tenant's name or id.")]
@@ -159,7 +159,7 @@ def entries_delete(tenant: TenantName) -> None:
     typer.echo(f"{number} entries are out of use")
 
 
-@audit.callback(invoke_without_command=True)
+@audit.command()
 def audit_command(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the evidence object here.")] = None,
 ) -> None:

@@ -14,7 +14,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from services.cache_broker import accounts
-from services.cache_broker.catalogue import COLUMNS, EntryRow, drop, held_by, leased
+from services.cache_broker.catalogue import COLUMNS, EntryRow, drop, held_by, key_among, leased
 from services.cache_broker.models import Entry, LeaseRow, Tenant
 from shared.protocol.messages import Lease, LeaseReply, Withdraw, WithdrawReply
 
@@ -92,7 +92,7 @@ async def _lock_held(
     connection: AsyncConnection, worker: str, epoch: str, keys: Sequence[bytes]
 ) -> Sequence[EntryRow]:
     """The entries of `keys` that a worker holds, with their accounts locked first, then themselves."""
-    mine = Entry.key.in_(keys), held_by(worker, epoch)
+    mine = key_among(keys), held_by(worker, epoch)
     tenants = (await connection.execute(select(Entry.tenant).where(*mine).distinct())).scalars().all()
     await accounts.lock_all(connection, tenants)
     statement = (
