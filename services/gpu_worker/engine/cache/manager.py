@@ -327,10 +327,27 @@ class CacheManager:
         """Granted, not about to be restored, at most so many children, and no pending capture builds on it."""
         if not entry.published or entry.pins or (children is not None and entry.children > children):
             return False
-        return not any(
+        if any(
             entry in (capture.entry, capture.splits, capture.parent, capture.entry.parent)
             for capture in self._pending.values()
-        )
+        ):
+            return False
+        return bool(entry.children) or not self._strands(entry)
+
+    def _strands(self, entry: Entry) -> bool:
+        """Whether rows below a leaf would stay for a pending capture alone, which the broker does not know yet.
+
+        For the broker they go with the last child that it knows, so it would refund what is still kept.
+        """
+        below = entry.parent
+        while below is not None and below.state is None:
+            waiting = [c for c in self._pending.values() if c.fresh and c.entry.parent is below]
+            if below.children - len(waiting) > 1:
+                return False
+            if waiting or any(c.entry is below for c in self._pending.values()):
+                return True
+            below = below.parent
+        return False
 
     def _candidate(self, entry: Entry) -> Candidate:
         owned = 0
