@@ -22,6 +22,7 @@ from services.gpu_worker.engine.requests import (
     FinishReason,
     GenerateRequest,
     Hit,
+    HitDropped,
     PoolCounts,
     Pressure,
     Primed,
@@ -94,6 +95,7 @@ class ScriptedEngine:
     submit_error: BurstlineError | None = None
     step_error: Exception | None = None
     fault_at: int | None = None
+    drop_hits: bool = False
     wanted: Pressure = field(default_factory=lambda: Pressure(blocks=0, snapshots=0))
     entries: dict[bytes, int] = field(default_factory=dict)
     pending: dict[int, tuple[bytes, int]] = field(default_factory=dict)
@@ -169,18 +171,19 @@ class ScriptedEngine:
         if self.stuck is not None:
             self.stuck.wait(30)
         self.steps += 1
-        if self.budget is not None and self.budget > 0:
+        allowed = self.budget is None or self.budget > 0
+        if self.budget:
             self.budget -= 1
         events: list[Event] = []
         for run in list(self.runs.values()):
-            events += self._advance(run)
+            events += self._advance(run, allowed)
         return events
 
-    def _advance(self, run: _Run) -> list[Event]:
+    def _advance(self, run: _Run, allowed: bool) -> list[Event]:
         reason = self.cancelled.get(run.request.request_id)
         if reason is not None:
             return [self._finish(run, FinishReason.CANCELLED, detail=reason)]
-        if self.budget == 0 and not run.primed:
+        if not allowed:  # this step is for the cancelled alone
             return []
         if not run.primed:
             return self._prime(run)
@@ -190,6 +193,10 @@ class ScriptedEngine:
         request, now = run.request, self.clock.wall_ns()
         hold = self.holds.get(request.request_id) if request.use_cache else None
         run.primed = True
+        dropped: list[Event] = []
+        if hold is not None and self.drop_hits:
+            del self.holds[request.request_id]
+            dropped, hold = [HitDropped(request_id=request.request_id, key=hold.key)], None
         run.cached, run.hit_key = (hold.position, hold.key) if hold else (0, None)
         events: list[Event] = [
             Admitted(
@@ -201,7 +208,7 @@ class ScriptedEngine:
                 chunks=1, start_ns=now, end_ns=now,
             ),
         ]  # fmt: skip
-        return events + self._capture(run)
+        return dropped + events + self._capture(run)
 
     def _capture(self, run: _Run) -> list[Event]:
         request = run.request

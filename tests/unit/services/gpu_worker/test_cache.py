@@ -157,6 +157,22 @@ async def test_a_refused_lease_is_a_miss_with_its_reason(reason: str) -> None:
         assert running.engine.holds == {}
 
 
+async def test_a_hit_that_the_engine_gave_up_is_told_and_its_lease_released() -> None:
+    async with world() as here:
+        running = await here.worker()
+        await _one(here, "r1")
+        running.engine.drop_hits = True
+        running.engine.budget = 0
+        await here.enqueue(make_request("r2", clock=here.clock))
+        await until(lambda: len(running.engine.submitted) == 2)
+        await running.let_go(1)
+        await until(lambda: not here.broker.leases)  # while the request still runs
+        assert running.engine.runs
+        await running.let_go()
+        terminal = await here.terminal("r2")
+        assert (terminal.cache_decision, terminal.cached_tokens) == ("hit_dropped", 0)
+
+
 async def test_after_a_silent_broker_captures_are_given_up_at_once_for_a_while() -> None:
     async with world() as here:
         await here.broker.stop()

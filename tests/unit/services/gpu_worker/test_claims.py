@@ -42,7 +42,7 @@ async def _tokens(here: World, count: int) -> None:
 async def test_fr_96_a_worker_that_lost_its_claim_publishes_nothing_more() -> None:
     async with world() as here:
         running = await here.worker(budget=3)
-        await here.enqueue(make_request(clock=here.clock))
+        await here.enqueue(make_request(clock=here.clock, max_tokens=40_000))
         await _tokens(here, 8)
         before = await here.journalled()
         last = await here.transport.last(subjects.JOURNAL.name, subjects.tokens("r1"))
@@ -52,6 +52,7 @@ async def test_fr_96_a_worker_that_lost_its_claim_publishes_nothing_more() -> No
         await until(lambda: running.worker.room.taken == 0 and running.engine.at_baseline)
         after = await here.journalled()
         assert len(after) == len(before) + 1  # the other's claim alone
+        assert running.engine.steps < 5000  # and the engine's work on it was ended
         assert here.waiting_items() == 1  # and nothing was acknowledged
 
 
@@ -181,8 +182,8 @@ async def test_a_redelivery_to_its_own_worker_is_adopted() -> None:
         await here.enqueue(make_request(clock=here.clock))
         await _tokens(here, 4)
         here.clock.advance(16)  # the claim was not kept in time: the queue delivers again, to the same worker
-        normal = here.server.streams[subjects.REQUESTS.name].consumers[f"{FINGERPRINT[:16]}-normal"]
-        await until(lambda: all(pending.count > 1 for pending in normal._pending.values()))
+        (attempt,) = running.worker._attempts.values()
+        await until(lambda: attempt._item._delivery.delivery_count == 2)
         await running.let_go()
         terminal = await here.terminal()
         assert terminal.attempt == 1
