@@ -66,9 +66,9 @@ class Line:
         return "\n".join(f"== {file.name}\n{file.read_text()[-3000:]}" for file in (self.log, *files))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def line() -> Iterator[Line]:
-    """Started once; at the end it must drain, leave no process and exit 0."""
+    """Started once for this folder and stopped when its tests are done: it must drain, leave no process and exit 0."""
     with tempfile.TemporaryDirectory(prefix="burstline-e2e-") as root:
         folder, log = Path(root) / "data", Path(root) / "up.log"
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("BURSTLINE_")}
