@@ -1,13 +1,15 @@
-"""Which entries to let go first. Pure: candidates in, keys out, so that policies can be exchanged and compared."""
+"""Which entries to let go first. Pure: candidates in, keys out, so that policies can be exchanged and compared.
+
+A policy orders candidates, the least worth keeping first. `worst_first` is ours; the others are what it is measured
+against in `burstline bench cache`. All scale each term to 0..1 over the candidates, so that weights are comparable, and
+break ties by key, so that two workers in the same state decide the same.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
-
-RECENCY_WEIGHT: Final = 0.85
-"""The rest is the length to replay; the blend that SegLen's authors use as their example."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,21 +21,48 @@ class Candidate:
     replay_tokens: int  #: rows to compute again from the nearest state below, if this state goes
     blocks: int  #: freed with it; 0 while an entry stands on its rows
     snapshots: int
-
-
-def worst_first(candidates: Sequence[Candidate], now: int) -> list[Candidate]:
-    """Order by score = 0.85 recency + 0.15 replay length, each scaled to 0..1 over the candidates; ties by key."""
-    recency = _scaled([1.0 / (1 + now - candidate.used_at) for candidate in candidates])
-    replay = _scaled([float(candidate.replay_tokens) for candidate in candidates])
-    scores = [
-        RECENCY_WEIGHT * recent + (1.0 - RECENCY_WEIGHT) * length
-        for recent, length in zip(recency, replay, strict=True)
-    ]
-    order = sorted(range(len(candidates)), key=lambda i: (scores[i], candidates[i].key))
-    return [candidates[i] for i in order]
+    flops_per_byte: float = (
+        0.0  #: what a hit saves beyond the nearest state below, over the bytes that going frees
+    )
 
 
 Policy = Callable[[Sequence[Candidate], int], list[Candidate]]
+"""(candidates, now) -> the same candidates, worst first. `now` is the tree's tick."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Blend:
+    """score = recency / age + replay * replay length + flops * FLOPs a byte; each term scaled, the smallest goes first.
+
+    `recency` alone is LRU; with `replay` it is SegLen; with `flops` instead it is Marconi, whose alpha is the quotient
+    of the two weights.
+    """
+
+    recency: float
+    replay: float = 0.0
+    flops: float = 0.0
+
+    def __call__(self, candidates: Sequence[Candidate], now: int) -> list[Candidate]:
+        terms = (
+            (self.recency, [1.0 / (1 + now - candidate.used_at) for candidate in candidates]),
+            (self.replay, [float(candidate.replay_tokens) for candidate in candidates]),
+            (self.flops, [candidate.flops_per_byte for candidate in candidates]),
+        )
+        scaled = [(weight, _scaled(values)) for weight, values in terms]
+        scores = [sum(weight * values[i] for weight, values in scaled) for i in range(len(candidates))]
+        order = sorted(range(len(candidates)), key=lambda i: (scores[i], candidates[i].key))
+        return [candidates[i] for i in order]
+
+
+worst_first: Final = Blend(recency=0.85, replay=0.15, flops=0.1)
+"""Recency and replay length, in the blend that SegLen's authors use as their example; FLOPs a byte come second."""
+
+POLICIES: Final[Mapping[str, Policy]] = {
+    "ours": worst_first,
+    "lru": Blend(recency=1.0),
+    "seglen": Blend(recency=0.85, replay=0.15),
+    "marconi": Blend(recency=1.0, flops=1.0),
+}
 
 
 def choose(

@@ -1,0 +1,1 @@
+"""Laws of the cache's pure parts: eviction policies, prices, checksums."""
