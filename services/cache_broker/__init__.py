@@ -4,7 +4,8 @@ It keeps tenants, keys, quotas, prefix entries with their replicas and leases, t
 It knows chain keys and byte counts, never tokens, texts or devices.
 
     models      the tables                        database   the pool, the one place that commits, error translation
-    accounts    a tenant's limit and ledger       catalogue  entries: reserve, commit, drop
+    accounts    a tenant's limit and ledger       catalogue  entries: lookup, commit, drop
+    reserving   room for new entries              report     the audit as evidence
     splitting   rows that pass between entries    tracing    SQL as child spans
     leasing     lease, release, withdraw, freed   eviction   pure: which entries to ask for
     identity    keys -> tenants                   presence   workers, epochs, what dies with them

@@ -11,7 +11,7 @@ from typing import Final, assert_never
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
-from services.cache_broker import catalogue, identity, leasing
+from services.cache_broker import catalogue, identity, leasing, reserving
 from services.cache_broker.config import BrokerSettings
 from services.cache_broker.database import Database
 from shared.clock import Clock
@@ -127,9 +127,9 @@ class Handlers:
             raise PermissionRefused("the root is not this namespace's", code="wrong_namespace")
         _check_keys(tuple(key for key in (call.key, call.parent, call.splits) if key is not None))
         _check_sizes(call)
-        limits = catalogue.Limits(reservation_ttl_s=self._settings.reservation_ttl_s)
+        ttl = timedelta(seconds=self._settings.reservation_ttl_s)
         reply = await self._database.run(
-            lambda connection: catalogue.reserve(connection, call, now=self._clock.now(), limits=limits)
+            lambda connection: reserving.reserve(connection, call, now=self._clock.now(), ttl=ttl)
         )
         self._decisions.labels(reply.decision).inc()
         return reply
