@@ -124,7 +124,7 @@ class World:
     ) -> Running:
         """Start a worker; `script` sets fields of its engine."""
         engine = ScriptedEngine(clock=self.clock, **script)  # type: ignore[arg-type]
-        options = {"worker_id": worker_id, "pull_wait_s": 0.1, "drain_limit_s": 5.0, "broker_timeout_s": 0.5}
+        options = {"worker_id": worker_id, "pull_wait_s": 0.1, "drain_limit_s": 0.5, "broker_timeout_s": 0.5}
         config = WorkerSettings(**{**options, **(settings or {})})  # type: ignore[arg-type]
         transport = MemoryTransport(self.server)
         host = EngineHost(lambda: engine, clock=self.clock)

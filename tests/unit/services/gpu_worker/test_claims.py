@@ -107,8 +107,7 @@ async def test_two_workers_that_begin_at_once_give_one_stream() -> None:
             isinstance(message, Started) for message in messages
         )
         assert await here.tokens() == (stream(PROMPT, SEED, 30),)
-        assert one.engine.at_baseline
-        assert two.engine.at_baseline
+        await until(lambda: one.engine.at_baseline and two.engine.at_baseline)
 
 
 async def test_a_finished_request_is_acknowledged_and_not_run_again() -> None:
@@ -193,7 +192,7 @@ async def test_a_redelivery_to_its_own_worker_is_adopted() -> None:
 
 async def test_fr_124_a_draining_worker_finishes_what_runs_and_takes_nothing_new() -> None:
     async with world() as here:
-        running = await here.worker(budget=2)
+        running = await here.worker(budget=2, settings={"drain_limit_s": 20.0})
         await here.enqueue(make_request("r1", clock=here.clock))
         await _tokens(here, 4)
         running.drain.begin("test")

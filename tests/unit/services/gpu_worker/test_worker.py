@@ -30,7 +30,7 @@ async def test_a_request_is_streamed_ended_and_acknowledged() -> None:
         assert isinstance(messages[0], Started)
         assert messages[0].resumed_offsets == (0,)
         await until(lambda: here.waiting_items() == 0 and running.engine.at_baseline)
-        assert running.worker.room.taken == 0
+        await until(lambda: running.worker.room.taken == 0)
 
 
 async def test_a_stop_id_is_counted_and_not_emitted() -> None:
