@@ -26,7 +26,7 @@ MOST_TOGETHER: Final = max(COMPANIES.values())
 ARRIVAL_STEPS: Final = 14
 """Sixteen requests come within so many steps, so that some still prime while the first ones leave."""
 MAX_VERIFY: Final = 8
-CONTEXT: Final = 1152
+CONTEXT: Final = 640
 BLOCKS_A_CELL: Final = 2 * CONTEXT // BLOCK_ROWS
 """Rows of a cell, of its neighbour, and of what its plants left."""
 
@@ -145,6 +145,8 @@ class Stage:
 
     def _judge(self, driver: Driver, cell: Cell, scene: Scene, cached: int) -> Outcome:
         request, references = scene.request, self._references
+        got = driver.records[request.key]
+        cached = max(cached, got.cached_tokens) if scene.shared else cached
         exam = Exam(
             cell=cell,
             request_id=request.request_id,
@@ -154,8 +156,6 @@ class Stage:
             cached_tokens=cached,
             gap=lambda index, expected, got: references.gap(cell, index, expected, got),
         )
-        got = driver.records[request.key]
-        cached = max(cached, got.cached_tokens) if scene.shared else cached
         verdict = judge(exam, scene.expected, got)
         return Outcome(
             cell=cell,
