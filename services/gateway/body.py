@@ -1,7 +1,8 @@
-"""Reads a JSON body from the network without trusting it: bounded in bytes, time and depth, one meaning only.
+"""Reads a JSON body from the network without trusting it: bounded in bytes, time and shape, one meaning only.
 
 Refused here, before any schema is asked: a wrong content type, a body over the limit (the read stops there), invalid
-UTF-8, malformed JSON, NaN and infinities in any spelling, duplicate keys, lone surrogates, nesting beyond the limit.
+UTF-8, malformed JSON, NaN and infinities in any spelling, duplicate keys, lone surrogates, more nesting, objects or keys
+than the limits allow. Long bodies are parsed in a thread, since other callers' streams share the event loop.
 """
 
 from __future__ import annotations
@@ -10,15 +11,20 @@ import asyncio
 import json
 import math
 import re
+from dataclasses import dataclass
+from functools import partial
 from typing import Final, NoReturn
 
 from starlette.requests import ClientDisconnect, Request
 
 from shared.errors import ClientError, InvalidRequest, PayloadTooLarge
 
-_STRUCTURE: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[{]|[\]}]', re.DOTALL)
+# A string without an end is taken to the end of the body: were it no match, each of its quotes would be tried again.
+_STRUCTURE: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[\[{]|[\]}]', re.DOTALL)
 _SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
 _LENGTH: Final = re.compile(r"^[0-9]{1,18}$")
+_THREAD_BYTES: Final = 64 << 10
+"""A longer body is worth a thread: parsing it takes more than a millisecond."""
 
 
 class UnsupportedMedia(ClientError):
@@ -35,22 +41,34 @@ class BodyTimeout(ClientError):
     status = 408
 
 
-async def read_json_object(
-    request: Request, *, max_bytes: int, max_depth: int, timeout_s: float
-) -> dict[str, object]:
+@dataclass(frozen=True, kw_only=True)
+class BodyLimits:
+    """What a body may be at most: `size` in bytes, `depth` in levels, `containers` = objects and arrays in all, `keys` of
+    one object, `time_s` to arrive."""
+
+    size: int
+    depth: int
+    containers: int
+    keys: int
+    time_s: float
+
+
+async def read_json_object(request: Request, limits: BodyLimits) -> dict[str, object]:
     """The request's body as a JSON object.
 
     Raises:
         UnsupportedMedia, PayloadTooLarge, BodyTimeout, InvalidRequest: as the module says.
         ClientDisconnect: the caller left while sending.
     """
-    _check_headers(request, max_bytes)
+    _check_headers(request, limits.size)
     try:
-        async with asyncio.timeout(timeout_s):
-            data = await _read(request, max_bytes)
+        async with asyncio.timeout(limits.time_s):
+            data = await _read(request, limits.size)
     except TimeoutError as error:
-        raise BodyTimeout(f"the body did not arrive within {timeout_s:g} s") from error
-    return parse_object(data, max_depth=max_depth)
+        raise BodyTimeout(f"the body did not arrive within {limits.time_s:g} s") from error
+    if len(data) > _THREAD_BYTES:
+        return await asyncio.to_thread(parse_object, data, limits)
+    return parse_object(data, limits)
 
 
 def _check_headers(request: Request, max_bytes: int) -> None:
@@ -80,9 +98,9 @@ def _too_large(max_bytes: int) -> PayloadTooLarge:
     return PayloadTooLarge(f"the body is over the limit of {max_bytes} bytes")
 
 
-def parse_object(data: bytes, *, max_depth: int) -> dict[str, object]:
+def parse_object(data: bytes, limits: BodyLimits) -> dict[str, object]:
     """The JSON object that `data` spells. Linear in its size; raises InvalidRequest for everything else."""
-    _check_depth(data, max_depth)
+    _check_shape(data, limits)
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -90,7 +108,7 @@ def parse_object(data: bytes, *, max_depth: int) -> dict[str, object]:
     try:
         value = json.loads(
             text,
-            object_pairs_hook=_object,
+            object_pairs_hook=partial(_object, most=limits.keys),
             parse_constant=_not_a_number,
             parse_float=_finite,
             parse_int=_integer,
@@ -100,7 +118,7 @@ def parse_object(data: bytes, *, max_depth: int) -> dict[str, object]:
             f"malformed JSON: {error.msg} at byte {error.pos}", code="invalid_json"
         ) from error
     except RecursionError as error:  # not reachable below max_depth; kept so that a raised limit stays a 400
-        raise _too_deep(max_depth) from error
+        raise _too_deep(limits.depth) from error
     if not isinstance(value, dict):
         raise InvalidRequest("the body must be a JSON object", code="invalid_json")
     if _SURROGATE.search(data):
@@ -108,14 +126,19 @@ def parse_object(data: bytes, *, max_depth: int) -> dict[str, object]:
     return value
 
 
-def _check_depth(data: bytes, max_depth: int) -> None:
-    depth = 0
+def _check_shape(data: bytes, limits: BodyLimits) -> None:
+    depth = containers = 0
     for match in _STRUCTURE.finditer(data):
         first = match[0][0]
         if first in b"[{":
             depth += 1
-            if depth > max_depth:
-                raise _too_deep(max_depth)
+            containers += 1
+            if depth > limits.depth:
+                raise _too_deep(limits.depth)
+            if containers > limits.containers:
+                raise InvalidRequest(
+                    f"the body has more than {limits.containers} objects and arrays", code="invalid_json"
+                )
         elif first in b"]}":
             depth -= 1
 
@@ -124,7 +147,9 @@ def _too_deep(max_depth: int) -> InvalidRequest:
     return InvalidRequest(f"the body is nested deeper than {max_depth} levels", code="invalid_json")
 
 
-def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
+def _object(pairs: list[tuple[str, object]], *, most: int) -> dict[str, object]:
+    if len(pairs) > most:
+        raise InvalidRequest(f"an object has more than {most} keys", code="invalid_json")
     found = dict(pairs)
     if len(found) != len(pairs):
         seen: set[str] = set()
@@ -159,4 +184,11 @@ def _check_unicode(value: object) -> None:
         raise InvalidRequest("a string holds half of a surrogate pair", code="invalid_json") from error
 
 
-__all__ = ["BodyTimeout", "ClientDisconnect", "UnsupportedMedia", "parse_object", "read_json_object"]
+__all__ = [
+    "BodyLimits",
+    "BodyTimeout",
+    "ClientDisconnect",
+    "UnsupportedMedia",
+    "parse_object",
+    "read_json_object",
+]

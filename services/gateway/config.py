@@ -11,6 +11,7 @@ from typing import Annotated
 from pydantic import Field, field_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
+from services.gateway.body import BodyLimits
 from shared.config import Settings
 
 POCKET = Path(__file__).resolve().parents[2] / "models" / "pocket"
@@ -29,6 +30,10 @@ class GatewaySettings(Settings):
     max_body_bytes: int = Field(default=4 << 20, ge=1024)
     body_timeout_s: float = Field(default=30.0, gt=0)
     max_nesting: int = Field(default=64, ge=8, le=500)
+    max_containers: int = Field(default=50_000, ge=1)
+    """Objects and arrays of a body, in all."""
+    max_keys: int = Field(default=4096, ge=1)
+    """Keys of one object of a body."""
     max_messages: int = Field(default=2048, ge=1)
     max_tools: int = Field(default=128, ge=0)
     max_choices: int = Field(default=8, ge=1, le=64)
@@ -85,11 +90,21 @@ class GatewaySettings(Settings):
             folders[name if equals else path.name] = path
         return folders
 
+    def body_limits(self) -> BodyLimits:
+        """What a request's body may be."""
+        return BodyLimits(
+            size=self.max_body_bytes,
+            depth=self.max_nesting,
+            containers=self.max_containers,
+            keys=self.max_keys,
+            time_s=self.body_timeout_s,
+        )
+
     def limits(self) -> dict[str, int | float]:
         """What `GET /v1/limits` shows. Units stand in the names."""
         names = (
-            "max_body_bytes", "body_timeout_s", "max_nesting", "max_messages", "max_tools", "max_choices",
-            "max_logprobs", "max_stop", "max_stop_characters", "max_stop_ids", "max_logit_bias", "max_allowed_ids",
+            "max_body_bytes", "body_timeout_s", "max_nesting", "max_containers", "max_keys", "max_messages", "max_tools",
+            "max_choices", "max_logprobs", "max_stop", "max_stop_characters", "max_stop_ids", "max_logit_bias", "max_allowed_ids",
             "max_speculation", "default_max_tokens", "keep_alive_s", "request_deadline_s", "queue_deadline_s",
         )  # fmt: skip
         return {name: getattr(self, name) for name in names}

@@ -73,12 +73,7 @@ class GenerationResponse(Response):
         with gateway.telemetry.span("auth", context.span) as span:
             identity = await gateway.authenticator.identify(self._request.headers.get("authorization"), span)
         context.span.set_attribute("burstline.tenant", identity.tenant)
-        body = await read_json_object(
-            self._request,
-            max_bytes=settings.max_body_bytes,
-            max_depth=settings.max_nesting,
-            timeout_s=settings.body_timeout_s,
-        )
+        body = await read_json_object(self._request, settings.body_limits())
         fields = faults.validate(self._schema, body)
         model = gateway.model(fields.model, identity)
         check_limits(fields, model, settings)

@@ -91,8 +91,8 @@ def _check_ids(fields: GenerationFields, model: ServedModel, settings: GatewaySe
             _in_vocabulary(token, model, param)
     if isinstance(fields, CompletionRequest):
         prompt = fields.single_prompt()
-        for token in prompt if isinstance(prompt, list) else ():
-            _in_vocabulary(token, model, "prompt")
+        if isinstance(prompt, list):
+            _in_vocabulary(max(prompt), model, "prompt")
 
 
 def _check_chat(fields: ChatRequest, model: ServedModel, settings: GatewaySettings) -> None:

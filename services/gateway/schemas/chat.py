@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
-from services.gateway.schemas.fields import GenerationFields, Json, ResponseFormat, Strict
+from services.gateway.schemas.fields import GenerationFields, Items, Json, ResponseFormat, Strict
 
 
 class TextPart(Strict):
@@ -20,8 +20,8 @@ class TextPart(Strict):
     text: str
 
 
-Parts = Annotated[str | list[TextPart] | None, Field(union_mode="left_to_right")]
-RequiredParts = Annotated[str | list[TextPart], Field(union_mode="left_to_right")]
+Parts = Annotated[str | Items[TextPart] | None, Field(union_mode="left_to_right")]
+RequiredParts = Annotated[str | Items[TextPart], Field(union_mode="left_to_right")]
 
 
 class SystemMessage(Strict):
@@ -62,10 +62,10 @@ class AssistantMessage(Strict):
     role: Literal["assistant"]
     content: Parts = None
     reasoning_content: str | None = None
-    tool_calls: list[CallMessage] | None = None
+    tool_calls: Items[CallMessage] | None = None
     name: str | None = None
     refusal: str | None = None
-    annotations: list[Json] | None = None
+    annotations: Items[Json] | None = None
     audio: None = None
     function_call: None = None
 
@@ -89,7 +89,7 @@ class ParametersShape(Strict):
 
     type: Literal["object"] = "object"
     properties: dict[str, Json | bool] = Field(default_factory=dict)
-    required: list[str] = Field(default_factory=list)
+    required: Items[str] = Field(default_factory=list)
 
 
 class FunctionTool(Strict):
@@ -111,12 +111,12 @@ class Tool(Strict):
 class ChatRequest(GenerationFields):
     """A conversation to answer."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[Items[Message], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0)] | None = None
     response_format: ResponseFormat | None = None
-    tools: list[Tool] | None = None
+    tools: Items[Tool] | None = None
     tool_choice: Literal["auto", "none"] | None = None
     parallel_tool_calls: Literal[True] | None = None
 

@@ -10,10 +10,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from services.gateway.schemas.fields import GenerationFields, TokenId
+from services.gateway.schemas.fields import GenerationFields, Items, TokenId
 
 TextPrompt = Annotated[str, Field(min_length=1)]
-IdsPrompt = Annotated[list[TokenId], Field(min_length=1)]
+IdsPrompt = Annotated[Items[TokenId], Field(min_length=1)]
 
 
 class CompletionRequest(GenerationFields):
@@ -22,8 +22,8 @@ class CompletionRequest(GenerationFields):
     prompt: Annotated[
         TextPrompt
         | IdsPrompt
-        | Annotated[list[TextPrompt], Field(min_length=1, max_length=1)]
-        | Annotated[list[IdsPrompt], Field(min_length=1, max_length=1)],
+        | Annotated[Items[TextPrompt], Field(min_length=1, max_length=1)]
+        | Annotated[Items[IdsPrompt], Field(min_length=1, max_length=1)],
         Field(union_mode="left_to_right"),
     ]
     logprobs: Annotated[int, Field(ge=0)] | None = None

@@ -5,13 +5,17 @@ Bounds that are settings (choices, stops, ids, …) are checked in `resolve.py`,
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from shared.protocol.messages import Priority
 
+T = TypeVar("T")
+
 Json = dict[str, object]
+Items = Annotated[list[T], Field(fail_fast=True)]
+"""A list that is refused at its first faulty item: a body of a million faults costs no more than one of a single one."""
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 TokenId = Annotated[int, Field(ge=0, lt=1 << 32)]
 
@@ -50,7 +54,7 @@ class GenerationFields(Strict):
     stream_options: StreamOptions | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     n: Annotated[int, Field(ge=1)] | None = None
-    stop: str | list[str] | None = None
+    stop: str | Items[str] | None = None
     seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 64)] | None = None
     temperature: Annotated[Finite, Field(ge=0, le=2)] | None = None
     top_p: Annotated[Finite, Field(gt=0, le=1)] | None = None
@@ -63,8 +67,8 @@ class GenerationFields(Strict):
     min_p: Annotated[Finite, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[Finite, Field(gt=0, le=10)] | None = None
     min_tokens: Annotated[int, Field(ge=0)] | None = None
-    stop_token_ids: list[TokenId] | None = None
-    allowed_token_ids: Annotated[list[TokenId], Field(min_length=1)] | None = None
+    stop_token_ids: Items[TokenId] | None = None
+    allowed_token_ids: Annotated[Items[TokenId], Field(min_length=1)] | None = None
     ignore_eos: bool | None = None
     cache: bool | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=128)] | None = None
