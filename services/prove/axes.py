@@ -48,7 +48,7 @@ class Drafting:
         return {"speculation_k": self.k}
 
 
-BUDGETS: Final[Mapping[str, int]] = {"1 token": 1, "10 tokens": 10, "40 tokens": 40}
+BUDGETS: Final[Mapping[str, int]] = {"1 token": 1, "9 tokens": 9, "32 tokens": 32}
 
 DRAFTERS: Final[Mapping[str, Drafting]] = {
     "none": Drafting(k=0),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import random
 import traceback
 from collections.abc import Callable, Iterable, Iterator
@@ -49,19 +50,25 @@ def setting(cell: Cell) -> Setting:
 
 
 def groups(cells: Iterable[Cell], seed: int) -> Iterator[list[Cell]]:
-    """Cells that run at once. A company that is not full is filled with drawn cells, which are compared as well."""
+    """Cells that run at once. A company that is not full is filled with drawn cells, which are compared as well; they
+    ask what planned cells ask, so that no more references are needed."""
     draw = random.Random(seed)
-    waiting: dict[Setting, list[Cell]] = {}
-    for cell in sorted(cells, key=setting):
-        waiting.setdefault(setting(cell), []).append(cell)
-    for (model, chunk, burst, company), all_cells in waiting.items():
-        size = COMPANIES[company]
-        for first in range(0, len(all_cells), size):
-            group = all_cells[first : first + size]
+    planned = sorted(cells, key=setting)
+    for _, together in itertools.groupby(planned, key=setting):
+        alike = list(together)
+        size = COMPANIES[alike[0].company]
+        peers = [cell for cell in planned if cell.model == alike[0].model]
+        for first in range(0, len(alike), size):
+            group = alike[first : first + size]
             while len(group) < size:
-                fixed = {"model": model, "chunk": chunk, "burst": burst, "company": company}
-                group.append(drawn(fixed, draw))
+                group.append(_filler(alike[0], draw.choice(peers), draw))
             yield group
+
+
+def _filler(like: Cell, asked: Cell, draw: random.Random) -> Cell:
+    """A drawn cell of the setting of `like` that asks what `asked` asks."""
+    fixed = {name: getattr(like, name) for name in ("model", "chunk", "burst", "company")}
+    return drawn(fixed | {name: getattr(asked, name) for name in ("prompt", "rule", "budget")}, draw)
 
 
 class Stage:

@@ -17,7 +17,7 @@ from services.prove.axes import AXES, Cell
 CELL = Cell(
     **(
         {axis: next(iter(values)) for axis, values in AXES.items()}
-        | {"drafter": "mtp K=3", "rule": "few ids", "budget": "40 tokens", "cache": "hit at 64"}
+        | {"drafter": "mtp K=3", "rule": "few ids", "budget": "32 tokens", "cache": "hit at 64"}
     )
 )
 
