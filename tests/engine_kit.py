@@ -12,6 +12,7 @@ from typing import Any
 
 from services.gpu_worker.engine.config import EngineConfig
 from services.gpu_worker.engine.engine import Engine
+from services.gpu_worker.engine.faults import Faults
 from services.gpu_worker.engine.models.loader import LoadedModel, load_model
 from services.gpu_worker.engine.models.random import write_random_model
 from services.gpu_worker.engine.requests import (
@@ -41,7 +42,13 @@ def tiny_model(with_mtp: bool = True, seed: int = 0) -> LoadedModel:
         return load_model(write_random_model(Path(folder) / "model", seed=seed, with_mtp=with_mtp))
 
 
-def build(*, limits: EngineLimits | None = None, model: LoadedModel | None = None, **sizes: int) -> Engine:
+def build(
+    *,
+    limits: EngineLimits | None = None,
+    model: LoadedModel | None = None,
+    faults: Faults | None = None,
+    **sizes: int,
+) -> Engine:
     """An engine with small pools."""
     config: dict[str, int] = {
         "num_blocks": 64,
@@ -50,7 +57,8 @@ def build(*, limits: EngineLimits | None = None, model: LoadedModel | None = Non
         "prefill_chunk": 128,
         "max_context": 1024,
     }
-    return Engine(EngineConfig(**(config | sizes)), model or tiny_model(), limits=limits, clock=ManualClock())
+    sized = EngineConfig(**(config | sizes))
+    return Engine(sized, model or tiny_model(), limits=limits, clock=ManualClock(), faults=faults)
 
 
 def prompt(length: int, seed: int = 0, vocab: int = 500) -> tuple[int, ...]:
@@ -157,3 +165,17 @@ class Driver:
 def run_one(engine: Engine, item: GenerateRequest) -> Outcome:
     """One request alone, captures granted."""
     return Driver(engine).run([item])[item.key]
+
+
+def baseline(engine: Engine) -> None:
+    """Nothing is owned: every block, slot and snapshot is free or cached (C6)."""
+    engine.check()
+    stats = engine.stats()
+    for counts in (stats.blocks, stats.slots, stats.snapshots):
+        assert counts.balanced
+        assert counts.owned == 0
+
+
+def cold(tokens: Sequence[int], **fields: Any) -> list[int]:
+    """What a request says alone, without the cache, in an engine of its own."""
+    return run_one(build(), request(tokens, "cold", use_cache=False, **fields)).tokens

@@ -10,7 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from services.gpu_worker.engine.config import BLOCK_ROWS, EngineConfig
-from services.gpu_worker.engine.requests import EngineLimits
+from services.gpu_worker.engine.requests import EngineLimits, SpecGate
 from shared.config import Settings
 
 PREFIX = "BURSTLINE_WORKER_"
@@ -39,6 +39,13 @@ class WorkerSettings(Settings):
     busy_burst_rounds: int = Field(default=2, ge=1)
     drafter: Literal["mtp", "none"] = "mtp"
     speculation_k: int = Field(default=3, ge=0, le=63)
+    spec_low: int = Field(default=2, ge=1)
+    """Streams, running and queued, up to which a new one gets a drafter."""
+    spec_high: int = Field(default=4, ge=2)
+    """From so many on all decode plainly. At least `spec_low` + 1."""
+    spec_floor: float = Field(default=1.1, ge=0)
+    """Tokens a verify under which a stream's drafter is turned off."""
+    spec_floor_rounds: int = Field(default=64, ge=1)
 
     max_running: int = Field(default=8, ge=1, le=1024)
     """Requests that are claimed at once; the rest wait in the queue, where another worker may take them."""
@@ -80,6 +87,8 @@ class WorkerSettings(Settings):
             raise ValueError("max_batch must not exceed num_slots")
         if self.speculation_k >= self.max_verify:
             raise ValueError("speculation_k must be less than max_verify")
+        if self.spec_high < self.spec_low + 1:
+            raise ValueError("spec_high must be at least spec_low + 1")
         if self.max_context > self.num_blocks * BLOCK_ROWS:
             raise ValueError(f"max_context must fit num_blocks * {BLOCK_ROWS}")
         return self
@@ -108,4 +117,7 @@ class WorkerSettings(Settings):
             max_waiting=self.max_running * 128,
             burst_rounds=self.burst_rounds,
             busy_burst_rounds=self.busy_burst_rounds,
+            spec_gate=SpecGate(low=self.spec_low, high=self.spec_high),
+            floor=self.spec_floor,
+            floor_rounds=self.spec_floor_rounds,
         )

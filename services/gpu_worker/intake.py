@@ -6,6 +6,7 @@ The attempt's task reads it: `buffer` holds tokens that no frame carries yet, `o
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 
 from opentelemetry.trace import Span
@@ -13,11 +14,24 @@ from opentelemetry.trace import Span
 from services.gpu_worker import spans
 from services.gpu_worker.convert import logprobs_of
 from services.gpu_worker.core import Core
-from services.gpu_worker.engine.requests import Admitted, Burst, Captured, Event, Finished, HitDropped, Primed
+from services.gpu_worker.engine.requests import (
+    Admitted,
+    Burst,
+    Captured,
+    DrafterOff,
+    DrafterOffReason,
+    Event,
+    Finished,
+    HitDropped,
+    Parked,
+    Primed,
+)
 from services.gpu_worker.frames import FrameBuffer
 from services.gpu_worker.outcome import Outcome, Timeline
 from shared.errors import EngineFault
 from shared.protocol.messages import CancelRequest, GenerateRequest
+
+log = logging.getLogger(__name__)
 
 
 class Intake:
@@ -82,6 +96,10 @@ class Intake:
                 self._burst(event)
             case Captured():
                 self._on_capture(event)
+            case DrafterOff():
+                self._drafter_off(event)
+            case Parked():
+                self._core.metrics.parked.inc()
             case Finished():
                 self._finished(event)
         self._wake.set()
@@ -107,6 +125,17 @@ class Intake:
         except EngineFault as fault:
             self.fault = fault
             self._core.host.cancel(self._engine_id, "fault")
+
+    def _drafter_off(self, event: DrafterOff) -> None:
+        """Counted and traced whatever the reason; a useless drafter is worth a line (FR-22)."""
+        self._core.metrics.drafters_off.labels(event.drafter, event.reason).inc()
+        if event.reason is DrafterOffReason.ACCEPTANCE:
+            log.warning(
+                "drafter %s is off for a choice of request %s: %.2f tokens a verify",
+                event.drafter,
+                self.outcome.request.request_id,
+                event.tokens_per_verify,
+            )
 
     def _finished(self, event: Finished) -> None:
         self.outcome.finished[event.choice] = event

@@ -39,6 +39,17 @@ class WorkerMetrics:
         self.rounds = Counter("burstline_worker_rounds", "Verify rounds", registry=registry)
         self.drafted = Counter("burstline_worker_drafted_tokens", "Drafted tokens", registry=registry)
         self.accepted = Counter("burstline_worker_accepted_tokens", "Accepted drafts", registry=registry)
+        self.drafters_off = Counter(
+            "burstline_worker_drafters_off",
+            "Streams that lost their drafter, by drafter and reason (load, acceptance, context)",
+            ["drafter", "reason"],
+            registry=registry,
+        )
+        self.parked = Counter(
+            "burstline_worker_parked_streams",
+            "Streams set aside because a step did not fit into memory",
+            registry=registry,
+        )
         self.frames = Counter("burstline_worker_frames", "Token frames journalled", registry=registry)
         self.stalls = Counter(
             "burstline_worker_stalled_requests",
@@ -85,7 +96,7 @@ class EngineCollector(Collector):
         queue = GaugeMetricFamily(
             "burstline_worker_sequences", "Sequences by phase, captures, entries", labels=["phase"]
         )
-        for phase in ("waiting", "priming", "decoding", "pending_captures", "entries"):
+        for phase in ("waiting", "priming", "decoding", "speculating", "pending_captures", "entries"):
             queue.add_metric([phase], getattr(stats, phase))
         yield queue
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from services.gpu_worker.engine.requests import Admitted, Finished, Primed
 from services.gpu_worker.engine.requests import FinishReason as Reason
 from services.gpu_worker.engine.requests import SpecTelemetry as EngineTelemetry
+from shared.errors import EngineFault, Overloaded
 from shared.protocol.messages import (
     CancelRequest,
     ChoiceEnd,
@@ -24,6 +26,9 @@ _FINISH: dict[Reason, FinishReason] = {
     Reason.CANCELLED: "cancelled",
     Reason.ERROR: "error",
 }
+
+_RETRY_AFTER_S: Final = 2
+"""After a request that did not fit into memory."""
 
 
 @dataclass(kw_only=True)
@@ -152,11 +157,12 @@ def _spec(telemetry: EngineTelemetry) -> SpecTelemetry:
 def _failure(finished: Mapping[int, Finished]) -> Failure | None:
     for event in finished.values():
         if event.reason is Reason.ERROR:
+            overloaded = event.error_code == Overloaded.code
             return Failure(
-                code=event.error_code or "engine_fault",
+                code=event.error_code or EngineFault.code,
                 message=event.detail or "the engine could not go on with this request",
-                status=500,
-                retry_after_s=None,
+                status=Overloaded.status if overloaded else EngineFault.status,
+                retry_after_s=_RETRY_AFTER_S if overloaded else None,
             )
     return None
 

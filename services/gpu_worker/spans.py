@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.gpu_worker.engine.requests import Admitted, Burst, Captured, Event, Primed
+from services.gpu_worker.engine.requests import Admitted, Burst, Captured, DrafterOff, Event, Parked, Primed
 from shared.protocol.messages import Terminal
 from shared.telemetry import Parent, Telemetry
 
@@ -36,6 +36,20 @@ def record(telemetry: Telemetry, parent: Parent, event: Event) -> None:
                     "burstline.position": event.position,
                     "burstline.state_bytes": event.state_bytes,
                     "burstline.kv_bytes": event.kv_bytes,
+                },
+            )
+        case DrafterOff():
+            telemetry.record("engine.drafter_off", parent, event.end_ns, event.end_ns, _drafter_off(event))
+        case Parked():
+            telemetry.record(
+                "engine.parked",
+                parent,
+                event.end_ns,
+                event.end_ns,
+                {
+                    "burstline.choice": event.choice,
+                    "burstline.retries": event.retries,
+                    "burstline.tokens": event.emitted,
                 },
             )
         case _:
@@ -80,4 +94,13 @@ def end(terminal: Terminal) -> dict[str, str | int]:
         "burstline.cached_tokens": terminal.cached_tokens,
         "burstline.completion_tokens": terminal.completion_tokens,
         "burstline.failure": terminal.failure.code if terminal.failure else "",
+    }
+
+
+def _drafter_off(event: DrafterOff) -> dict[str, int | str | float]:
+    return {
+        "burstline.choice": event.choice,
+        "burstline.drafter": event.drafter,
+        "burstline.reason": event.reason.value,
+        "burstline.tokens_per_verify": event.tokens_per_verify,
     }

@@ -1,6 +1,8 @@
 """The engine: `step()` plans, runs and answers events. One thread owns it.
 
     submit ──> waiting ──admit──> priming ──last chunk──> decoding ──ending──> Finished
+                  ^                  │                       │ └── spec gate: high load ──> plain decode
+                  └── out of memory ─┴───────────────────────┘
                                      └── boundaries ──> Captured ──> publish | discard
 
 It knows tokens, pools and kernels. It does not know queues, HTTP, SQL, text or tenants: a namespace is a chain root.
@@ -15,14 +17,20 @@ from pathlib import Path
 from services.gpu_worker.engine.cache.entry import Capture
 from services.gpu_worker.engine.cache.kv_pool import KVPool
 from services.gpu_worker.engine.cache.manager import CacheManager
+from services.gpu_worker.engine.cache.offload import HostTier, Pools
+from services.gpu_worker.engine.cache.prices import Prices
 from services.gpu_worker.engine.cache.state_pool import StatePool
 from services.gpu_worker.engine.config import EngineConfig
+from services.gpu_worker.engine.executor import Executor
+from services.gpu_worker.engine.faults import Faults, StreamKey
+from services.gpu_worker.engine.faulty import FaultyRunner
 from services.gpu_worker.engine.intake import check_request
 from services.gpu_worker.engine.models.fingerprint import numerics_fingerprint
 from services.gpu_worker.engine.models.loader import LoadedModel, load_model
 from services.gpu_worker.engine.requests import (
     Admitted,
     Captured,
+    DrafterOffReason,
     EngineLimits,
     EngineStats,
     Event,
@@ -32,15 +40,13 @@ from services.gpu_worker.engine.requests import (
     Hit,
     HitDropped,
     Pressure,
-    Primed,
 )
 from services.gpu_worker.engine.runner import ModelRunner
-from services.gpu_worker.engine.scheduler import Room, admissions, plan_step
+from services.gpu_worker.engine.scheduler import Room, Speculation, admissions, plan_step, speculation
 from services.gpu_worker.engine.sequence import SequenceState
 from services.gpu_worker.engine.sessions.base import Session
 from services.gpu_worker.engine.sessions.mtp import SpecSession
 from services.gpu_worker.engine.sessions.outcome import Ending, SessionShape
-from services.gpu_worker.engine.sessions.rounds import run_round
 from services.gpu_worker.engine.streams import Counters, Stream, Waiting
 from shared.clock import SYSTEM, Clock
 from shared.errors import EngineFault, InvalidRequest, Overloaded
@@ -59,7 +65,9 @@ class Engine:
         *,
         limits: EngineLimits | None = None,
         clock: Clock = SYSTEM,
+        faults: Faults | None = None,
     ) -> None:
+        """`faults` = what shall go wrong; tests and `prove` alone give it."""
         loaded = load_model(model, threads=config.threads) if isinstance(model, Path) else model
         self.dims = loaded.dims
         self.fingerprint = numerics_fingerprint(loaded, config)
@@ -75,6 +83,8 @@ class Engine:
             num_snapshots=config.num_snapshots,
             max_pending=self._limits.max_pending_captures,
             states=self.states,
+            tier=HostTier(config.host_tier_bytes, Pools(self.kv, self.states)),
+            prices=Prices.of(self.dims),
         )
         self._shape = SessionShape(
             vocab=self.dims.vocab,
@@ -82,6 +92,15 @@ class Engine:
             max_verify=config.max_verify,
             cache_max_ctx=min(config.max_context, self.dims.max_positions),
             draft_cost=self._limits.draft_cost,
+            floor=self._limits.floor,
+            floor_rounds=self._limits.floor_rounds,
+        )
+        self._faults = faults
+        self._executor = Executor(
+            FaultyRunner(self.runner, faults, self._slots) if faults else self.runner,
+            self._cache,
+            max_batch=config.max_batch,
+            between=self._apply_cancels,
         )
         self._waiting: deque[Waiting] = deque()
         self._active: list[Stream] = []
@@ -109,7 +128,9 @@ class Engine:
     def publish(self, capture_id: int) -> bool:
         """The broker granted: the capture becomes an entry. False: it cannot any more (what it builds on is gone),
         everything it held is released, and the caller takes the grant back. Answer captures in their order."""
-        return self._cache.publish(capture_id)
+        published = self._cache.publish(capture_id)
+        self._make_room()
+        return published
 
     def discard(self, capture_id: int) -> None:
         """The broker refused: release what the capture and later ones upon it hold. Unknown ids are ignored."""
@@ -122,6 +143,7 @@ class Engine:
         return Pressure(
             blocks=max(0, need - self._cache.blocks.free),
             snapshots=max(0, spare - self._cache.snapshots.free),
+            ruined=self._cache.ruined,
         )
 
     def eviction_candidates(self, blocks_wanted: int, snapshots_wanted: int) -> list[bytes]:
@@ -130,7 +152,19 @@ class Engine:
 
     def evict(self, keys: Sequence[bytes]) -> Evicted:
         """Free entries that the broker let go. One that is in use by now is left and not answered: name it again."""
-        return self._cache.evict(keys)
+        evicted = self._cache.evict(keys)
+        self._make_room()
+        return evicted
+
+    def spill(self, keys: Sequence[bytes]) -> int:
+        """Move entries that nobody uses to the host tier now, as far as it has room; answers how many moved."""
+        return self._cache.spill(keys)
+
+    def _make_room(self) -> None:
+        """What gives way moves to the host tier while that has room; only then has the broker to be asked."""
+        pressure = self.pressure()
+        if pressure:
+            self._cache.make_room(pressure.blocks, pressure.snapshots)
 
     # -- requests -----------------------------------------------------------------------------------------------
 
@@ -172,7 +206,9 @@ class Engine:
         """Admit, prime at most one chunk budget, run one burst. Returns at once with [] when nothing can run."""
         self._interrupted = False
         self._apply_cancels()
-        self._admit()
+        self._make_room()
+        verdict = speculation(len(self._active) + len(self._waiting), self._limits.spec_gate)
+        self._admit(verdict)
         priming = [stream for stream in self._active if not stream.session.primed]
         plan = plan_step(
             [stream.session.prime_left for stream in priming],
@@ -182,12 +218,13 @@ class Engine:
         )
         for stream, rows in zip(priming, plan.prefill, strict=True):
             self._prime(stream, rows)
-        self._burst(plan.rounds)
+        self._decode(plan.rounds, verdict)
+        self._begin_again()
         self._retire()
         events, self._events = self._events, []
         return events
 
-    def _admit(self) -> None:
+    def _admit(self, verdict: Speculation) -> None:
         room = Room(
             blocks=self._cache.blocks.free,
             slots=self._cache.slots.free,
@@ -195,33 +232,53 @@ class Engine:
         )
         count = admissions([self._cache.fresh_blocks(w.request) for w in self._waiting], room)
         for _ in range(count):
-            self._start(self._waiting.popleft())
+            if not self._bring_back(self._waiting[0]):
+                break
+            self._start(self._waiting.popleft(), verdict)
         if self._waiting and not self._active:
             self._free_holds()
 
-    def _start(self, waiting: Waiting) -> None:
-        request, sequence = waiting.request, SequenceState.host_only()
+    def _bring_back(self, waiting: Waiting) -> bool:
+        """Have a spilled hit on the device. False: its bytes were wrong; it is a miss, and room is planned anew."""
+        key = self._cache.bring_back(waiting.request.request_id)
+        if key is not None and waiting.past is None:
+            self._events.append(HitDropped(request_id=waiting.request.request_id, key=key))
+        return key is None
+
+    def _start(self, waiting: Waiting, verdict: Speculation) -> None:
+        request, past, sequence = waiting.request, waiting.past, SequenceState.host_only()
         began = self._clock.monotonic_ns()
         admission = self._cache.admit(request, sequence)
         if admission is None:
             raise EngineFault("a planned admission did not fit")
-        kind = SpecSession if request.speculation_k > 0 and self.dims.has_mtp else Session
-        session = kind(request, sequence, self._shape, last_hidden=admission.last_hidden)
+        drafts = request.speculation_k > 0 and self.dims.has_mtp
+        kind = SpecSession if drafts and verdict is Speculation.ADMIT else Session
+        session = kind(
+            request,
+            sequence,
+            self._shape,
+            last_hidden=admission.last_hidden,
+            capture_disabled=past is not None,
+            counters=past.counters if past else None,
+        )
+        session.overshoot = self._faults.overshoot(request.key) if self._faults else 0
         now = self._clock.wall_ns()
-        self._active.append(
-            Stream(request=request, session=session, offset=len(request.emitted), prime_ns=now)
-        )
-        self._events.append(
-            Admitted(
-                request_id=request.request_id,
-                choice=request.choice,
-                cached_tokens=sequence.cached_prefix_tokens,
-                hit_key=admission.hit_key,
-                queue_ns=began - waiting.since_ns,
-                restore_ns=self._clock.monotonic_ns() - began,
-                end_ns=now,
+        stream = Stream(request=request, session=session, prime_ns=now, past=past)
+        if drafts and kind is Session:
+            stream.drafter_off(DrafterOffReason.LOAD)
+        self._active.append(stream)
+        if past is None:
+            self._events.append(
+                Admitted(
+                    request_id=request.request_id,
+                    choice=request.choice,
+                    cached_tokens=sequence.cached_prefix_tokens,
+                    hit_key=admission.hit_key,
+                    queue_ns=began - waiting.since_ns,
+                    restore_ns=self._clock.monotonic_ns() - began,
+                    end_ns=now,
+                )
             )
-        )
 
     def _free_holds(self) -> None:
         """Nothing runs and the head of the queue does not fit: hits that wait must not keep entries from eviction.
@@ -234,60 +291,47 @@ class Engine:
             if want <= able:
                 return
             key = self._cache.drop_hit(waiting.request.request_id)
-            if key is not None:
+            if key is not None and waiting.past is None:
                 self._events.append(HitDropped(request_id=waiting.request.request_id, key=key))
 
     def _prime(self, stream: Stream, rows: int) -> None:
-        session = stream.session
-        while rows > 0 and session.ending is None:
-            chunk = session.next_chunk(rows, self._cache)
-            try:
-                (hidden,) = self.runner.prefill([chunk])
-                session.prefilled(chunk, hidden, self._cache)
-                if session.primed:
-                    session.end_prime(self.runner.logits(hidden[-1:]).numpy()[0])
-            except EngineFault as fault:
-                session.fail(fault.code, fault.message)
-            rows -= len(chunk.tokens)
-            self._counters.prefill_tokens += len(chunk.tokens)
-            self._announce(session.drain_captures())
-            self._apply_cancels()
-        if session.primed:
-            now = self._clock.wall_ns()
-            self._events.append(
-                Primed(
-                    request_id=stream.request.request_id,
-                    choice=stream.request.choice,
-                    tokens=len(stream.request.tokens) - session.sequence.cached_prefix_tokens,
-                    chunks=session.chunks,
-                    start_ns=stream.prime_ns,
-                    end_ns=now,
-                )
-            )
+        self._executor.prime(stream, rows, most=self._config.prefill_chunk)
+        self._announce(stream.session.drain_captures())
+        if stream.session.primed and not stream.aside:
+            self._events.append(stream.primed(self._clock.wall_ns()))
 
-    def _burst(self, rounds: int) -> None:
+    def _decode(self, rounds: int, verdict: Speculation) -> None:
+        """Hand over what shall decode plainly, run the burst, tell what came."""
         streams = [stream for stream in self._active if stream.session.primed]
         start = self._clock.wall_ns()
-        for _ in range(rounds):
-            live = [stream.session for stream in streams if stream.session.ending is None]
-            if not self._round(live) or self._interrupted:
-                break
-            self._apply_cancels()
+        self._executor.demote([stream for stream in streams if self._shall_demote(stream, verdict)])
+        self._executor.burst(streams, rounds, lambda: self._interrupted)
         end = self._clock.wall_ns()
         for stream in streams:
-            burst = stream.burst(start, end)
-            if burst is not None:
-                self._counters.decode_tokens += len(burst.tokens)
-                self._events.append(burst)
+            burst, news = stream.burst(start, end), stream.drafter_news(end)
+            self._counters.decode_tokens += len(burst.tokens) if burst else 0
+            self._events.extend(event for event in (burst, news) if event is not None)
 
-    def _round(self, live: list[Session]) -> bool:
-        """One verify over all; a fault of the launch ends every stream in it, since none can be trusted after it."""
-        try:
-            return run_round(live, self.runner)
-        except EngineFault as fault:
-            for session in live:
-                session.fail(fault.code, fault.message)
-            return False
+    def _shall_demote(self, stream: Stream, verdict: Speculation) -> bool:
+        if verdict is Speculation.DEMOTE:
+            return True
+        return self._faults is not None and self._faults.demote(stream.key, stream.session.telemetry().rounds)
+
+    def _begin_again(self) -> None:
+        """Streams whose launch did not fit go back to the head of the queue, in their order, past its limit."""
+        lost = [stream for stream in self._active if stream.aside and stream.session.ending is None]
+        for stream in reversed(lost):
+            waiting = stream.again(self._clock.monotonic_ns())
+            if waiting is None:
+                continue
+            self._active.remove(stream)
+            self._waiting.appendleft(waiting)
+            request = waiting.request
+            if request.use_cache:
+                self._cache.lookup(request.request_id, request.root, request.tokens, request.chain)
+            self._cache.expect(request.request_id)
+            self._counters.set_aside += 1
+            self._events.append(stream.parked(self._clock.wall_ns()))
 
     def _announce(self, captures: Iterable[Capture]) -> None:
         for capture in captures:
@@ -317,6 +361,7 @@ class Engine:
             for waiting in [w for w in self._waiting if w.request.request_id == request_id]:
                 self._waiting.remove(waiting)
                 self._cache.abandon(request_id)
+                self._counters.add(waiting.telemetry)
                 self._events.append(waiting.refused(ending, self._clock.wall_ns()))
 
     def _retire(self) -> None:
@@ -324,7 +369,7 @@ class Engine:
         ended = [stream for stream in self._active if stream.session.ending is not None]
         self._active = [stream for stream in self._active if stream.session.ending is None]
         for stream in ended:
-            stream.session.sequence.guard.release()
+            stream.session.park()
             finished = stream.finished(self._clock.wall_ns())
             self._counters.add(finished.telemetry)
             self._events.append(finished)
@@ -340,7 +385,9 @@ class Engine:
         """Pools, queues and counters."""
         blocks, slots, snapshots = self._cache.counts()
         priming = sum(1 for stream in self._active if not stream.session.primed)
-        total = self._counters.with_live(stream.session.telemetry() for stream in self._active)
+        total = self._counters.with_live(
+            [stream.session.telemetry() for stream in self._active] + [w.telemetry for w in self._waiting]
+        )
         return EngineStats(
             blocks=blocks,
             slots=slots,
@@ -354,9 +401,18 @@ class Engine:
             drafted=total.drafted,
             accepted=total.accepted,
             capture_failures=self._cache.capture_failures,
-            prefill_tokens=self._counters.prefill_tokens,
+            prefill_tokens=self._executor.prefill_tokens,
             decode_tokens=self._counters.decode_tokens,
+            speculating=sum(1 for stream in self._active if stream.speculating),
+            set_aside=self._counters.set_aside,
+            host_bytes=self._cache.tier.used,
+            spilled=self._cache.tier.taken,
+            brought_back=self._cache.tier.brought,
+            mismatches=self._cache.tier.mismatches,
         )
+
+    def _slots(self) -> dict[int, StreamKey]:
+        return {stream.session.sequence.ssm_slot_idx(): stream.key for stream in self._active}
 
     def check(self) -> None:
         """Recount every block, slot and snapshot from its holders. Raises EngineFault on a difference (C6)."""

@@ -1,6 +1,6 @@
 """What goes into the engine and what comes out of it: requests, hits and events.
 
-Plain frozen values, no torch, no behaviour. The worker's host thread builds `GenerateRequest`s, and turns the events
+Plain frozen values, no torch, no behaviour beyond their own checks. The worker's host thread builds `GenerateRequest`s, and turns the events
 of `Engine.step` into frames, spans and broker messages. Times are nanoseconds: `*_ns` stamps are wall time since the
 epoch (`shared.clock`), `queue_ns` and `restore_ns` are durations.
 
@@ -11,7 +11,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TypeAlias
+from typing import Literal, TypeAlias
+
+from shared.errors import EngineFault
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,6 +41,10 @@ class SamplingParams:
         return self.temperature == 0.0
 
 
+DrafterKind: TypeAlias = Literal["none", "mtp", "ngram"]
+"""What proposes tokens. It changes how fast a stream comes, never what it says."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GenerateRequest:
     """One choice of one request, ready to be primed."""
@@ -54,6 +60,7 @@ class GenerateRequest:
     capture_at: int | None = None  #: shared-prefix boundary worth cutting, floored to the grid
     ckpt_at: int | None = None  #: stable boundary for the next turn, floored to the grid; null = prompt end
     use_cache: bool = True  #: false: no restore and no capture
+    drafter: DrafterKind = "mtp"  #: a model without an MTP head decodes plainly instead
     speculation_k: int = 0  #: drafts a round; 0 = plain decode
     top_logprobs: int | None = None  #: null = no logprobs; 0 = the chosen token's alone
     emitted: tuple[int, ...] = ()  #: tokens that an earlier attempt journalled: verified, never emitted again
@@ -176,6 +183,38 @@ class Captured:
     end_ns: int
 
 
+class DrafterOffReason(StrEnum):
+    """Why a stream that asked for speculation decodes plainly from here on, to its end."""
+
+    LOAD = "load"  #: too much runs and waits: batching brings more (the spec gate)
+    ACCEPTANCE = "acceptance"  #: too few drafts stood (the floor)
+    CONTEXT = "context"  #: the end of the context is near (R-S9)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DrafterOff:
+    """A stream lost its drafter. No token changes by it."""
+
+    request_id: str
+    choice: int
+    drafter: DrafterKind
+    reason: DrafterOffReason
+    tokens_per_verify: float  #: of the stream so far; 0 before its first round
+    end_ns: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parked:
+    """A step did not fit into memory: the stream was set aside and waits at the head of the queue. It will be primed
+    again and verify what it emitted; nothing is emitted twice."""
+
+    request_id: str
+    choice: int
+    retries: int  #: failures alone since its last new token; the third is the end
+    emitted: int
+    end_ns: int
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finished:
     """The one terminal event of a (request, choice). On `stop`, `completion_tokens` counts the stop id, which no
@@ -194,7 +233,7 @@ class Finished:
     end_ns: int
 
 
-Event: TypeAlias = Admitted | HitDropped | Primed | Burst | Captured | Finished
+Event: TypeAlias = Admitted | HitDropped | Primed | Burst | Captured | DrafterOff | Parked | Finished
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -218,14 +257,15 @@ class Pressure:
 
     blocks: int
     snapshots: int
+    ruined: int = 0  #: entries whose bytes in the host tier were wrong: they only wait to be withdrawn
 
     def __bool__(self) -> bool:
-        return self.blocks > 0 or self.snapshots > 0
+        return self.blocks > 0 or self.snapshots > 0 or self.ruined > 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evicted:
-    """What `Engine.evict` did. A key in `gone` left the tree with its KV; one in `stateless` lost its state and
+    """What `Engine.evict` did; blocks and snapshots count the device's. A key in `gone` left the tree with its KV; one in `stateless` lost its state and
     keeps its rows while an entry above it lives. A key named by the caller but in neither was in use."""
 
     gone: tuple[bytes, ...]
@@ -252,6 +292,25 @@ class EngineStats:
     capture_failures: int
     prefill_tokens: int
     decode_tokens: int
+    speculating: int = 0  #: decoding streams that have a drafter
+    set_aside: int = 0  #: streams parked for lack of memory, ever
+    host_bytes: int = 0  #: in the host tier
+    spilled: int = 0  #: blocks and states that went there, ever
+    brought_back: int = 0
+    mismatches: int = 0  #: copies that were not what had been taken; each was a miss
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SpecGate:
+    """Speculation by load, the streams that run or wait: a new stream gets a drafter up to `low`; from `high` on all
+    are demoted; between the two nothing changes. Raises EngineFault unless high >= low + 1 and low >= 1."""
+
+    low: int = 2
+    high: int = 4
+
+    def __post_init__(self) -> None:
+        if self.low < 1 or self.high < self.low + 1:
+            raise EngineFault(f"spec gate: high {self.high} must be over low {self.low}, which is at least 1")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -261,7 +320,8 @@ class EngineLimits:
     max_waiting: int = 64  #: queued requests; one more is Overloaded
     burst_rounds: int = 8  #: verify passes between two scheduler decisions
     busy_burst_rounds: int = 2  #: the same while a prompt is being primed
-    draft_cost: float = (
-        0.35  #: of one draft in verify passes (measured on the pocket model); 0 = never shorten
-    )
+    spec_gate: SpecGate | None = None  #: null = speculate at any load
+    draft_cost: float = 0.35  #: of one draft in verify passes (measured on pocket); 0 = never shorten
+    floor: float = 1.1  #: tokens a verify under which a stream's drafter is turned off (FR-22); 0 = never
+    floor_rounds: int = 64  #: rounds that are judged together
     max_pending_captures: int = 16  #: captures that wait for the broker; more are dropped and counted

@@ -6,7 +6,8 @@ Owns no memory: KV blocks and recurrent slots are the pools', and who may use wh
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from services.gpu_worker.engine.batch import DraftRows, PrefillChunk, VerifyRows
 from services.gpu_worker.engine.cache.kv_pool import KVPool
 from services.gpu_worker.engine.cache.state_pool import StatePool, delta_shape
 from services.gpu_worker.engine.config import BLOCK_ROWS, EngineConfig, ModelDims
+from services.gpu_worker.engine.faults import OutOfMemory
 from services.gpu_worker.engine.layers.steps import (
     AttentionStep,
     DecodeStep,
@@ -30,12 +32,25 @@ from services.gpu_worker.engine.models.hybrid import HybridModel
 from shared.errors import EngineFault
 
 
+@contextmanager
+def memory_faults() -> Iterator[None]:
+    """Turns what allocators raise when memory is short into `OutOfMemory`; everything else passes."""
+    try:
+        yield
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        raise OutOfMemory("a launch did not fit into memory") from error
+    except RuntimeError as error:
+        if "can't allocate memory" not in str(error):  # torch's CPU allocator has no type of its own for it
+            raise
+        raise OutOfMemory("a launch did not fit into memory") from error
+
+
 class ModelRunner:
     """One forward a call, float32. Every row's bits are a function of its sequence alone (C1).
 
     Misuse (a start where the slot's state is not valid, a verify before `accept`, too many rows, a short block table)
-    raises `EngineFault` before anything is written. Should a forward itself fail, the states of its slots are undefined
-    until `StatePool.reset`.
+    raises `EngineFault` before anything is written; short memory raises `OutOfMemory`. Should a forward itself fail, the
+    states of its slots are undefined until `StatePool.reset`.
     """
 
     dims: ModelDims
@@ -51,6 +66,7 @@ class ModelRunner:
         self._scale = gated_delta.qk_scale(self._shape)
         self._thread = 0
 
+    @memory_faults()
     @torch.no_grad()
     def prefill(self, chunks: Sequence[PrefillChunk]) -> list[Tensor]:
         """Run prompt rows; returns one hidden [n, H] after the final norm a chunk.
@@ -61,6 +77,7 @@ class ModelRunner:
         self._bind()
         return [self._prefill(chunk) for chunk in chunks]
 
+    @memory_faults()
     @torch.no_grad()
     def verify(self, rows: Sequence[VerifyRows]) -> list[Tensor]:
         """Run one batched, ragged verify over distinct slots; returns one hidden [T_i, H] a sequence.
@@ -95,12 +112,14 @@ class ModelRunner:
                 gated_delta.fold(state, store, plan, self._shape, self._scale)
             self._states.flushed(slot)
 
+    @memory_faults()
     @torch.no_grad()
     def logits(self, hidden: Tensor) -> Tensor:
         """[R, H] final-normed hidden (trunk or draft) -> [R, V] float32 logits."""
         self._bind()
         return self._model.logits(hidden.contiguous())
 
+    @memory_faults()
     @torch.no_grad()
     def draft(self, rows: Sequence[DraftRows]) -> list[Tensor]:
         """Run MTP rows and write their draft KV; returns y [n, H] after `mtp.norm` a sequence.

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 from services.gpu_worker.engine.config import BLOCK_ROWS
-from services.gpu_worker.engine.requests import EngineLimits
+from services.gpu_worker.engine.requests import EngineLimits, SpecGate
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,3 +67,18 @@ def plan_step(priming: Sequence[int], decoding: int, *, prefill_chunk: int, limi
     else:
         rounds = limits.burst_rounds
     return StepPlan(prefill=tuple(shares), rounds=rounds)
+
+
+class Speculation(Enum):
+    """What the spec gate says of a step."""
+
+    ADMIT = "admit"  #: new streams may speculate
+    HOLD = "hold"  #: who speculates goes on, new streams decode plainly
+    DEMOTE = "demote"  #: everybody decodes plainly
+
+
+def speculation(load: int, gate: SpecGate | None) -> Speculation:
+    """`load` = projected: streams that run and that wait. Between low and high nothing flips to and fro."""
+    if gate is None or load <= gate.low:
+        return Speculation.ADMIT
+    return Speculation.DEMOTE if load >= gate.high else Speculation.HOLD

@@ -1,13 +1,42 @@
-"""The engine's own notes on a request: when it came, what was delivered, what to say when it ends."""
+"""The engine's own notes on a request: when it came, what was delivered, what to say of it and when it ends."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Final
 
-from services.gpu_worker.engine.requests import Burst, Finished, GenerateRequest, SpecTelemetry
+from services.gpu_worker.engine.config import BLOCK_ROWS
+from services.gpu_worker.engine.faults import StreamKey
+from services.gpu_worker.engine.requests import (
+    Burst,
+    DrafterOff,
+    DrafterOffReason,
+    Finished,
+    FinishReason,
+    GenerateRequest,
+    Parked,
+    Primed,
+    SpecTelemetry,
+)
 from services.gpu_worker.engine.sessions.base import Session
+from services.gpu_worker.engine.sessions.mtp import SpecSession
 from services.gpu_worker.engine.sessions.outcome import Ending
+from services.gpu_worker.engine.sessions.telemetry import SessionCounters
+from shared.errors import Overloaded
+
+MEMORY_RETRIES: Final = 2
+"""Times that a stream which alone did not fit into memory is begun again without a new token between (R-S8: < 3)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Past:
+    """What a stream that was set aside takes into its next life."""
+
+    counters: SessionCounters
+    told: SpecTelemetry
+    retries: int
+    cached_tokens: int  #: of the first admission (R-Q12)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -16,9 +45,15 @@ class Waiting:
 
     request: GenerateRequest
     since_ns: int  #: monotonic
+    past: Past | None = None
+
+    @property
+    def telemetry(self) -> SpecTelemetry:
+        """What the stream did before it was set aside."""
+        return self.past.counters.read() if self.past else SpecTelemetry()
 
     def refused(self, ending: Ending, now_ns: int) -> Finished:
-        """The terminal event of a request that never ran."""
+        """The terminal event of a request that does not run."""
         return Finished(
             request_id=self.request.request_id,
             choice=self.request.choice,
@@ -26,23 +61,115 @@ class Waiting:
             error_code=ending.error_code,
             detail=ending.detail,
             prompt_tokens=len(self.request.tokens),
-            cached_tokens=0,
+            cached_tokens=self.past.cached_tokens if self.past else 0,
             completion_tokens=len(self.request.emitted),
             stop_id=None,
-            telemetry=SpecTelemetry(),
+            telemetry=self.telemetry,
             end_ns=now_ns,
         )
 
 
 @dataclass(kw_only=True, slots=True)
 class Stream:
-    """A running request."""
+    """A running request. `emitted` grows by what was delivered, so that it can be begun again at any time."""
 
     request: GenerateRequest
     session: Session
-    offset: int  #: completion index of the next token to deliver
     prime_ns: int  #: wall time of the admission
-    told: SpecTelemetry = field(default_factory=SpecTelemetry)  #: what earlier bursts reported
+    past: Past | None = None
+    aside: bool = False  #: its launch did not fit: the session is lost, the stream is not
+    in_place: bool = False  #: a hand-off was refused: the session finishes by itself
+    emitted: list[int] = field(init=False)  #: journalled before, or delivered
+    retries: int = field(init=False)  #: failures alone since it last had a new token
+    blamed: bool = False
+    told: SpecTelemetry = field(init=False)  #: what earlier bursts reported
+    _off: DrafterOffReason | None = None
+    _off_told: bool = False
+
+    def __post_init__(self) -> None:
+        self.emitted = list(self.request.emitted)
+        self.retries = self.past.retries if self.past else 0
+        self.told = self.past.told if self.past else SpecTelemetry()
+
+    @property
+    def key(self) -> StreamKey:
+        """What names it."""
+        return self.request.key
+
+    @property
+    def going(self) -> bool:
+        """Whether it may be in the next launch."""
+        return self.session.ending is None and not self.aside
+
+    @property
+    def fed(self) -> int:
+        """Tokens that the engine knows of, prompt and delivered ones: what a flushed session must have committed."""
+        return len(self.request.tokens) + len(self.emitted)
+
+    @property
+    def cached_tokens(self) -> int:
+        """The hit of the first admission."""
+        return self.past.cached_tokens if self.past else self.session.sequence.cached_prefix_tokens
+
+    @property
+    def speculating(self) -> bool:
+        """Whether it decodes with a drafter."""
+        return self.session.primed and isinstance(self.session, SpecSession) and not self.session.demoted
+
+    @property
+    def demotable(self) -> bool:
+        """Whether a hand-off to plain decode makes sense now: it drafts, and the journal is behind it."""
+        return self.going and not self.in_place and self.speculating and not self.session.completion.replaying
+
+    def chunk_rows(self, most: int) -> int:
+        """Rows of a prefill launch: half as many after each retry, at least one tile. No bit depends on it."""
+        return max(BLOCK_ROWS, (most >> self.retries) // BLOCK_ROWS * BLOCK_ROWS)
+
+    # -- out of memory ------------------------------------------------------------------------------------------
+
+    def set_aside(self, *, alone: bool) -> None:
+        """Its launch did not fit; `alone` = nobody else was in it, so that the stream is to blame."""
+        self.aside, self.blamed = True, alone
+
+    def again(self, now_ns: int) -> Waiting | None:
+        """The stream as a queued request whose journal holds all that was delivered. Null: it had its retries, and the
+        session ends as Overloaded. Gives everything back either way."""
+        self.session.park()
+        progress = len(self.emitted) > len(self.request.emitted)
+        self.retries = self.blamed + (0 if progress else self.retries)
+        if self.retries > MEMORY_RETRIES:
+            self.session.fail(Overloaded.code, f"a step did not fit into memory {self.retries} times")
+            return None
+        past = Past(
+            counters=self.session.counters,
+            told=self.told,
+            retries=self.retries,
+            cached_tokens=self.cached_tokens,
+        )
+        return Waiting(request=replace(self.request, emitted=tuple(self.emitted)), since_ns=now_ns, past=past)
+
+    def parked(self, now_ns: int) -> Parked:
+        """Say that it was set aside."""
+        return Parked(
+            request_id=self.request.request_id,
+            choice=self.request.choice,
+            retries=self.retries,
+            emitted=len(self.emitted),
+            end_ns=now_ns,
+        )
+
+    # -- events -------------------------------------------------------------------------------------------------
+
+    def primed(self, now_ns: int) -> Primed:
+        """The prompt is in the cache."""
+        return Primed(
+            request_id=self.request.request_id,
+            choice=self.request.choice,
+            tokens=len(self.request.tokens) - self.session.sequence.cached_prefix_tokens,
+            chunks=self.session.chunks,
+            start_ns=self.prime_ns,
+            end_ns=now_ns,
+        )
 
     def burst(self, start_ns: int, end_ns: int) -> Burst | None:
         """What came since the last burst, null when no token did (its counters then go with the next one)."""
@@ -51,19 +178,43 @@ class Stream:
             return None
         now, told = self.session.telemetry(), self.told
         self.told = now
-        first, self.offset = self.offset, self.offset + len(emissions)
+        offset, tokens = len(self.emitted), tuple(emission.token for emission in emissions)
+        self.emitted.extend(tokens)
         logprobs = tuple(emission.logprob for emission in emissions if emission.logprob is not None)
         return Burst(
             request_id=self.request.request_id,
             choice=self.request.choice,
-            offset=first,
-            tokens=tuple(emission.token for emission in emissions),
+            offset=offset,
+            tokens=tokens,
             logprobs=logprobs if self.request.top_logprobs is not None else None,
             rounds=now.rounds - told.rounds,
             drafted=now.drafted - told.drafted,
             accepted=now.accepted - told.accepted,
             start_ns=start_ns,
             end_ns=end_ns,
+        )
+
+    def drafter_off(self, reason: DrafterOffReason) -> None:
+        """The engine took the drafter away."""
+        self._off = reason
+
+    def drafter_news(self, now_ns: int) -> DrafterOff | None:
+        """Say once that the drafter is gone, whoever took it away."""
+        reason = self._off
+        if reason is None and isinstance(self.session, SpecSession):
+            reason = self.session.off_reason
+        if reason is None or self._off_told:
+            return None
+        self._off_told = True
+        telemetry = self.session.telemetry()
+        tokens = telemetry.rounds + telemetry.accepted
+        return DrafterOff(
+            request_id=self.request.request_id,
+            choice=self.request.choice,
+            drafter=self.request.drafter,
+            reason=reason,
+            tokens_per_verify=tokens / telemetry.rounds if telemetry.rounds else 0.0,
+            end_ns=now_ns,
         )
 
     def finished(self, now_ns: int) -> Finished:
@@ -77,8 +228,8 @@ class Stream:
             error_code=ending.error_code,
             detail=ending.detail,
             prompt_tokens=len(self.request.tokens),
-            cached_tokens=self.session.sequence.cached_prefix_tokens,
-            completion_tokens=max(self.session.completion_tokens, len(self.request.emitted)),
+            cached_tokens=self.cached_tokens,
+            completion_tokens=len(self.emitted) + (ending.reason is FinishReason.STOP),
             stop_id=ending.stop_id,
             telemetry=self.session.telemetry(),
             end_ns=now_ns,
@@ -89,8 +240,8 @@ class Counters:
     """Totals over the engine's life; streams that ended are added, running ones read on demand."""
 
     def __init__(self) -> None:
-        self.prefill_tokens = 0
         self.decode_tokens = 0
+        self.set_aside = 0
         self._ended = SpecTelemetry()
 
     def add(self, telemetry: SpecTelemetry) -> None:

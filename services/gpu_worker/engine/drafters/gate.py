@@ -1,9 +1,13 @@
-"""How many drafts pay: speculation must never cost more than it brings.
+"""How many drafts pay, and whether any do: speculation must never cost more than it brings.
 
 A round of k drafts costs 1 + k * cost verify passes and brings 1 + a_1 + ... + a_k tokens, where a_i is the chance that
 the first i drafts all stand. The gate keeps the chance of each draft given the ones before it as a moving average over
-the stream's own rounds, and takes the k with the most tokens a cost. k = 0 turns the drafter off; one draft is tried
-now and then, so that it can come back.
+the stream's own rounds, and takes the k with the most tokens a cost. One draft more than pays is tried now and then, so
+that a better passage is noticed.
+
+The same rounds feed the floor (FR-22): when `floor_rounds` of them together bring fewer tokens a verify than `floor`,
+the drafter is useless to this stream and is turned off for good. A round counts when drafts were made or when the gate
+itself found that none pay; one in which the drafter had nothing to propose cost nothing and says nothing.
 
 It sees counts alone, no clock: k, like the tokens, is the same in every run of a request.
 """
@@ -21,16 +25,37 @@ PROBE_ROUNDS: Final = 16
 
 
 class DraftGate:
-    """The gate of one stream. `cost` = what one draft costs, in verify passes; 0 leaves every k open."""
+    """The gate of one stream. `cost` = what one draft costs, in verify passes; 0 leaves every k open. `floor` = tokens
+    a verify that `floor_rounds` rounds together must bring; 0 = no floor."""
 
-    def __init__(self, *, most: int, cost: float) -> None:
+    def __init__(self, *, most: int, cost: float, floor: float = 0.0, floor_rounds: int = 1) -> None:
+        self.useless = False
+        """Whether the floor was missed: to be asked after each round."""
         self._most = most
         self._cost = cost
+        self._floor = floor
+        self._floor_rounds = floor_rounds
         self._chance = [PRIOR] * most
         self._rounds = 0
+        self._judged = self._brought = 0
 
     def width(self) -> int:
         """Drafts for the next round, 0 to `most`."""
+        best = self._paying()
+        if best < self._most and self._rounds % PROBE_ROUNDS == PROBE_ROUNDS - 1:
+            return best + 1
+        return best
+
+    def observe(self, drafted: int, accepted: int) -> None:
+        """Learn from a round: drafts after the first that fell say nothing."""
+        if drafted or not self._paying():
+            self._judge(accepted)
+        self._rounds += 1
+        for position in range(min(drafted, accepted + 1, self._most)):
+            stood = 1.0 if position < accepted else 0.0
+            self._chance[position] += WEIGHT * (stood - self._chance[position])
+
+    def _paying(self) -> int:
         if self._cost <= 0.0:
             return self._most
         best, best_rate, stands, tokens = 0, 1.0, 1.0, 1.0
@@ -40,13 +65,11 @@ class DraftGate:
             rate = tokens / (1.0 + k * self._cost)
             if rate > best_rate:
                 best, best_rate = k, rate
-        if best < self._most and self._rounds % PROBE_ROUNDS == PROBE_ROUNDS - 1:
-            return best + 1
         return best
 
-    def observe(self, drafted: int, accepted: int) -> None:
-        """Learn from a round: drafts after the first that fell say nothing."""
-        self._rounds += 1
-        for position in range(min(drafted, accepted + 1, self._most)):
-            stood = 1.0 if position < accepted else 0.0
-            self._chance[position] += WEIGHT * (stood - self._chance[position])
+    def _judge(self, accepted: int) -> None:
+        self._judged += 1
+        self._brought += 1 + accepted
+        if self._judged == self._floor_rounds:
+            self.useless = self.useless or self._brought < self._floor * self._judged
+            self._judged = self._brought = 0

@@ -11,7 +11,7 @@ from services.gpu_worker.engine.cache.kv_pool import KVPool
 from services.gpu_worker.engine.drafters.base import DraftJob
 from services.gpu_worker.engine.drafters.gate import DraftGate
 from services.gpu_worker.engine.drafters.mtp import MtpDrafter
-from services.gpu_worker.engine.requests import GenerateRequest
+from services.gpu_worker.engine.requests import DrafterOffReason, GenerateRequest
 from services.gpu_worker.engine.sampling import Row
 from services.gpu_worker.engine.sequence import SequenceState
 from services.gpu_worker.engine.sessions.base import Session
@@ -45,7 +45,14 @@ class SpecSession(Session):
             counters=counters,
         )
         self.drafter: MtpDrafter | None = MtpDrafter()
-        self._gate = DraftGate(most=request.speculation_k, cost=shape.draft_cost)
+        self.off_reason: DrafterOffReason | None = None
+        """Why the session itself turned its drafter off."""
+        self._gate = DraftGate(
+            most=request.speculation_k,
+            cost=shape.draft_cost,
+            floor=shape.floor,
+            floor_rounds=shape.floor_rounds,
+        )
 
     @property
     def cache_ref(self) -> SequenceState:
@@ -103,7 +110,7 @@ class SpecSession(Session):
         """
         k = self.request.speculation_k
         if self.committed_len + k + CONTEXT_GUARD >= self.cache_max_ctx:
-            self.drafter = None
+            self._turn_off(DrafterOffReason.CONTEXT)
         if self.drafter is None:
             return None
         replaying = self.replay_drafts() is not None
@@ -114,11 +121,17 @@ class SpecSession(Session):
         )
 
     def judge(self, drafted: int, accepted: int, *, replayed: bool) -> None:
-        """Let the gate learn what the drafter's own proposals were worth."""
+        """Let the gate learn what the drafter's own proposals were worth; under the floor the drafter goes (FR-22)."""
         if not replayed:
             self._gate.observe(drafted, accepted)
+            if self._gate.useless:
+                self._turn_off(DrafterOffReason.ACCEPTANCE)
 
     def know(self, tokens: Sequence[int], hiddens: Tensor) -> None:
         """Hand certain tokens to the drafter."""
         if self.drafter is not None:
             self.drafter.observe(self.sctr - len(tokens), tokens, hiddens)
+
+    def _turn_off(self, reason: DrafterOffReason) -> None:
+        if self.drafter is not None:
+            self.drafter, self.off_reason = None, reason

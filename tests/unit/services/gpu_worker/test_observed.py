@@ -10,7 +10,9 @@ from pydantic import ValidationError
 
 from services.gpu_worker.app import Readiness
 from services.gpu_worker.config import WorkerSettings
+from services.gpu_worker.engine.requests import DrafterOff, DrafterOffReason, Parked
 from services.gpu_worker.host import EngineHost
+from services.gpu_worker.intake import Intake
 from services.gpu_worker.metrics import EngineCollector
 from shared.health import faults
 from shared.protocol import codec, subjects
@@ -146,6 +148,7 @@ async def test_the_journal_and_the_broker_get_the_trace_too() -> None:
         {"speculation_k": 8, "max_verify": 8},
         {"num_blocks": 4, "max_context": 4096},
         {"drafter": "oracle"},
+        {"spec_low": 4, "spec_high": 4},
     ],
 )
 def test_settings_that_cannot_work_are_refused(bad: dict[str, object]) -> None:
@@ -172,3 +175,40 @@ async def test_many_streams_are_paced_and_lose_nothing() -> None:
             for number in range(4):
                 await here.terminal(f"r{number}")
                 assert len((await here.tokens(f"r{number}"))[0]) == 60
+
+
+async def test_fr_22_a_lost_drafter_is_a_metric_a_span_and_for_a_useless_one_a_line(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with world() as here:
+        core = (await here.worker()).core
+        with here.telemetry.span("worker.request") as span:
+            intake = Intake(
+                core, make_request(), "e1", span=span, on_capture=lambda _: None, on_restored=lambda: None
+            )
+            with caplog.at_level("WARNING", logger="services.gpu_worker.intake"):
+                for reason in (DrafterOffReason.LOAD, DrafterOffReason.ACCEPTANCE):
+                    off = DrafterOff(
+                        request_id="e1",
+                        choice=0,
+                        drafter="mtp",
+                        reason=reason,
+                        tokens_per_verify=1.01,
+                        end_ns=5,
+                    )
+                    intake.on_event(off)
+                intake.on_event(Parked(request_id="e1", choice=0, retries=1, emitted=7, end_ns=6))
+        assert [record.message for record in caplog.records] == [
+            "drafter mtp is off for a choice of request r1: 1.01 tokens a verify"
+        ]
+        text = generate_latest(core.telemetry.registry).decode()
+        for line in (
+            'burstline_worker_drafters_off_total{drafter="mtp",reason="load"} 1.0',
+            'burstline_worker_drafters_off_total{drafter="mtp",reason="acceptance"} 1.0',
+            "burstline_worker_parked_streams_total 1.0",
+        ):
+            assert line in text
+        spans = {one.name: one for one in here.finished_spans()}
+        assert spans["engine.parked"].attributes["burstline.retries"] == 1  # type: ignore[index]
+        told = spans["engine.drafter_off"]
+        assert told.attributes["burstline.reason"] in ("load", "acceptance")  # type: ignore[index]

@@ -134,3 +134,12 @@ def test_without_an_end_of_the_engine_a_failure_tells_what_is_journalled() -> No
     terminal = _terminal(_outcome(choices=2), 3, 4, failure=failure)
     assert [(end.finish, end.completion_tokens) for end in terminal.ends] == [("error", 3), ("error", 4)]
     assert terminal.failure == failure
+
+
+def test_r_s8_a_step_that_never_fitted_is_503_with_retry_after() -> None:
+    outcome = _outcome()
+    outcome.finished[0] = _finished(reason=FinishReason.ERROR, error_code="overloaded", detail="no room")
+    failure = _terminal(outcome, 3).failure
+    assert failure is not None
+    assert (failure.code, failure.status) == ("overloaded", 503)
+    assert failure.retry_after_s is not None

@@ -7,7 +7,6 @@ from itertools import pairwise
 
 import pytest
 
-from services.gpu_worker.engine.engine import Engine
 from services.gpu_worker.engine.requests import (
     Admitted,
     Burst,
@@ -20,20 +19,19 @@ from services.gpu_worker.engine.requests import (
     SamplingParams,
 )
 from shared.errors import ContextLengthExceeded, EngineFault, InvalidRequest, Overloaded
-from tests.engine_kit import GREEDY, ROOT, WARM, Driver, build, prompt, request, run_one, tiny_model
-
-
-def baseline(engine: Engine) -> None:
-    """Nothing is owned: every block, slot and snapshot is free or cached (C6)."""
-    engine.check()
-    stats = engine.stats()
-    for counts in (stats.blocks, stats.slots, stats.snapshots):
-        assert counts.balanced
-        assert counts.owned == 0
-
-
-def cold(item_tokens: tuple[int, ...], **fields: object) -> list[int]:
-    return run_one(build(), request(item_tokens, "cold", use_cache=False, **fields)).tokens
+from tests.engine_kit import (
+    GREEDY,
+    ROOT,
+    WARM,
+    Driver,
+    baseline,
+    build,
+    cold,
+    prompt,
+    request,
+    run_one,
+    tiny_model,
+)
 
 
 def test_the_events_of_a_request_in_order() -> None:

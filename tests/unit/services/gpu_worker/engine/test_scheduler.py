@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.gpu_worker.engine.requests import EngineLimits
-from services.gpu_worker.engine.scheduler import Room, admissions, plan_step
+from services.gpu_worker.engine.requests import EngineLimits, SpecGate
+from services.gpu_worker.engine.scheduler import Room, Speculation, admissions, plan_step, speculation
+from shared.errors import EngineFault
 
 LIMITS = EngineLimits(burst_rounds=8, busy_burst_rounds=2)
 
@@ -55,3 +56,24 @@ def test_shares_keep_to_the_budget_and_the_grid(priming: list[int], decoding: in
     for share, left in zip(plan.prefill, priming, strict=True):
         assert share == left or share % 64 == 0
     assert not priming or plan.prefill[0] > 0, "the oldest always goes on"
+
+
+@pytest.mark.parametrize(
+    ("load", "verdict"),
+    [
+        (0, Speculation.ADMIT),
+        (2, Speculation.ADMIT),
+        (3, Speculation.HOLD),
+        (4, Speculation.DEMOTE),
+        (99, Speculation.DEMOTE),
+    ],
+)
+def test_spec_gate_admits_up_to_low_and_demotes_from_high_on(load: int, verdict: Speculation) -> None:
+    assert speculation(load, SpecGate(low=2, high=4)) is verdict
+    assert speculation(load, None) is Speculation.ADMIT
+
+
+@pytest.mark.parametrize(("low", "high"), [(2, 2), (3, 1), (0, 4)])
+def test_spec_gate_without_hysteresis_is_refused(low: int, high: int) -> None:
+    with pytest.raises(EngineFault):
+        SpecGate(low=low, high=high)

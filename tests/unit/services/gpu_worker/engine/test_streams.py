@@ -13,7 +13,7 @@ def test_bursts_report_differences_and_carry_silent_rounds_over() -> None:
     bench = Bench()
     full = bench.complete(request(prompt(70, 0, VOCAB), max_tokens=20))
     item = request(prompt(70, 0, VOCAB), "replay", max_tokens=20, emitted=tuple(full[:9]))
-    stream = Stream(request=item, session=bench.prime(item), offset=9, prime_ns=0)
+    stream = Stream(request=item, session=bench.prime(item), prime_ns=0)
     bench.rounds([stream.session], 1)
     assert stream.burst(0, 1) is None, "eight journalled tokens were verified; nothing is new"
     bench.rounds([stream.session], 2)

@@ -55,3 +55,34 @@ def test_fr_39_widths_are_a_function_of_the_rounds(outcomes: list[int], most: in
         assert first.width() == second.width() <= most
         for gate in (first, second):
             gate.observe(gate.width(), min(gate.width(), accepts))
+
+
+def test_fr_22_under_the_floor_it_says_useless() -> None:
+    gate = DraftGate(most=3, cost=0.35, floor=1.1, floor_rounds=32)
+    run(gate, 0, 31)
+    assert not gate.useless
+    run(gate, 0, 1)
+    assert gate.useless
+
+
+@pytest.mark.parametrize("cost", [0.0, 0.35])
+def test_fr_22_over_the_floor_it_never_does(cost: float) -> None:
+    gate = DraftGate(most=3, cost=cost, floor=1.1, floor_rounds=32)
+    run(gate, 1, 1000)
+    assert not gate.useless
+
+
+def test_fr_22_rounds_without_a_proposal_are_not_held_against_it() -> None:
+    gate = DraftGate(most=3, cost=0.1, floor=1.1, floor_rounds=8)
+    for _ in range(100):
+        gate.observe(0, 0)
+    assert not gate.useless
+    for _ in range(8):
+        gate.observe(3, 0)
+    assert gate.useless
+
+
+def test_without_a_floor_nothing_is_useless() -> None:
+    gate = DraftGate(most=3, cost=0.0)
+    run(gate, 0, 500)
+    assert not gate.useless

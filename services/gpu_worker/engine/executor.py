@@ -1,0 +1,101 @@
+"""Carries a plan out over running streams: prefill chunks, hand-offs to plain decode, rounds.
+
+A launch that did not fit leaves the states of its slots undefined, so every stream in it is set aside, for the engine to
+begin again (`Stream.aside`). Any other fault of a launch ends its streams, since none can be trusted after it.
+
+Knows streams, sessions and the runner. Does not know the queue, nor who may run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol
+
+from torch import Tensor
+
+from services.gpu_worker.engine.batch import PrefillChunk
+from services.gpu_worker.engine.cache.manager import CacheManager
+from services.gpu_worker.engine.faults import OutOfMemory
+from services.gpu_worker.engine.headroom import Headroom
+from services.gpu_worker.engine.requests import DrafterOffReason
+from services.gpu_worker.engine.sessions.handoff import FlushForward, flush_pending, hand_off
+from services.gpu_worker.engine.sessions.mtp import SpecSession
+from services.gpu_worker.engine.sessions.rounds import Forward, run_round
+from services.gpu_worker.engine.streams import Stream
+from shared.errors import EngineFault
+
+
+class Launches(Forward, FlushForward, Protocol):
+    """What is asked of the runner."""
+
+    def prefill(self, chunks: Sequence[PrefillChunk]) -> list[Tensor]: ...
+
+
+class Executor:
+    """`between` is called where a stream may be ended from outside: after each chunk and each round."""
+
+    def __init__(
+        self, runner: Launches, cache: CacheManager, *, max_batch: int, between: Callable[[], None]
+    ) -> None:
+        self.prefill_tokens = 0
+        self._runner = runner
+        self._cache = cache
+        self._headroom = Headroom(max_batch)
+        self._between = between
+
+    def prime(self, stream: Stream, rows: int, *, most: int) -> None:
+        """Prime `rows` of the prompt in chunks of at most `most` rows, cut where a capture is due."""
+        session = stream.session
+        while rows > 0 and stream.going:
+            chunk = session.next_chunk(min(rows, stream.chunk_rows(most)), self._cache)
+            with self._launch([stream]):
+                (hidden,) = self._runner.prefill([chunk])
+                session.prefilled(chunk, hidden, self._cache)
+                if session.primed:
+                    session.end_prime(self._runner.logits(hidden[-1:]).numpy()[0])
+            rows -= len(chunk.tokens)
+            self.prefill_tokens += len(chunk.tokens)
+            self._between()
+
+    def demote(self, streams: Sequence[Stream]) -> None:
+        """Hand the streams to plain decode; one whose rows are not what was delivered finishes in place (R-S16)."""
+        for group in self._headroom.groups([stream for stream in streams if stream.demotable]):
+            with self._launch(group):
+                flush_pending(_speculative(group), self._runner)
+            for stream in group:
+                if stream.demotable and isinstance(stream.session, SpecSession):
+                    plain = hand_off(stream.session, stream.fed)
+                    if plain is None:
+                        stream.in_place = True
+                    else:
+                        stream.session = plain
+                        stream.drafter_off(DrafterOffReason.LOAD)
+
+    def burst(self, streams: Sequence[Stream], rounds: int, stop: Callable[[], bool]) -> None:
+        """Run up to `rounds` rounds over the streams that go on; ends early when `stop` says so."""
+        for _ in range(rounds):
+            ran = False
+            for group in self._headroom.groups([stream for stream in streams if stream.going]):
+                with self._launch(group):
+                    ran = run_round([stream.session for stream in group], self._runner) or ran
+                    self._headroom.fitted()
+            if not ran or stop():
+                return
+            self._between()
+
+    @contextmanager
+    def _launch(self, streams: Sequence[Stream]) -> Iterator[None]:
+        try:
+            yield
+        except OutOfMemory:
+            self._headroom.exceeded(len(streams))
+            for stream in streams:
+                stream.set_aside(alone=len(streams) == 1)
+        except EngineFault as fault:
+            for stream in streams:
+                stream.session.fail(fault.code, fault.message)
+
+
+def _speculative(streams: Sequence[Stream]) -> list[SpecSession]:
+    return [stream.session for stream in streams if isinstance(stream.session, SpecSession)]
