@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from typing import Any, Final
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from shared.errors import Unavailable
 
@@ -19,6 +20,7 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 START_S: Final = 30.0
+HEAD_S: Final = 15.0
 _BACKLOG: Final = 2048
 
 
@@ -28,6 +30,45 @@ class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+
+class _Connection(H11Protocol):
+    """A connection that is closed when it owes a request for longer than `head_s`.
+
+    uvicorn waits for ever for the rest of a request's head, and for the rest of a body whose answer is sent: a caller that
+    sends a byte now and then, or none, would hold a descriptor without ever showing a key.
+    """
+
+    head_s = HEAD_S
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self._late: asyncio.TimerHandle | None = None
+        super().connection_made(transport)
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._forget()
+        super().connection_lost(exc)
+
+    def _watch(self) -> None:
+        """The time runs from when a request could have come, not from the last byte."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._forget()
+        elif self._late is None and not self.transport.is_closing():
+            self._late = self.loop.call_later(self.head_s, self.transport.abort)
+
+    def _forget(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -51,15 +92,18 @@ async def serve(
     host: str = "127.0.0.1",
     port: int = 0,
     drain_s: float = 10.0,
+    head_s: float = HEAD_S,
     **options: Any,
 ) -> AsyncIterator[int]:
-    """Serve `app` while the block runs; yields the port. On the way out open requests get `drain_s` seconds.
+    """Serve `app` while the block runs; yields the port. On the way out open requests get `drain_s` seconds. A connection
+    that sends no whole request head within `head_s` is closed.
 
     `options` go to uvicorn.Config. Raises Unavailable when the address is taken or the application does not start.
     """
     listener = bind(host, port)
     config = uvicorn.Config(
         app,
+        http=type("_Connection", (_Connection,), {"head_s": head_s}),
         log_config=None,
         access_log=False,
         server_header=False,

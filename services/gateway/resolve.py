@@ -29,6 +29,8 @@ from shared.protocol.messages import (
 )
 
 _MASK: Final = (1 << 64) - 1
+GREEDY_BELOW: Final = 1e-6
+"""A lower temperature is 0: logits over it would leave float32, and what it would pick is the largest one anyway."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,6 +167,8 @@ def resolve(fields: GenerationFields, admission: Admission, settings: GatewaySet
     model, identity, crew = admission.model, admission.identity, admission.crew
     prompt = admission.prompt
     window = min(model.window, crew.window)
+    stops, sampling = stop_ids(fields, model), _sampling(fields, model)
+    _check_something_is_left(sampling, stops)
     return GenerateRequest(
         request_id=admission.request_id,
         tenant=identity.tenant,
@@ -179,8 +183,8 @@ def resolve(fields: GenerationFields, admission: Admission, settings: GatewaySet
         prompt=pack_tokens(prompt.tokens),
         choices=fields.choices,
         max_tokens=budget(fields, len(prompt.tokens), window, settings),
-        stop_ids=stop_ids(fields, model),
-        sampling=_sampling(fields, model),
+        stop_ids=stops,
+        sampling=sampling,
         top_logprobs=_top_logprobs(fields),
         cache=CachePlan(
             enabled=fields.cache is not False, checkpoint_at=prompt.stable, capture_at=None, reuse="prefill"
@@ -192,13 +196,26 @@ def resolve(fields: GenerationFields, admission: Admission, settings: GatewaySet
     )
 
 
+def _check_something_is_left(sampling: Sampling, stops: tuple[int, ...]) -> None:
+    """min_tokens masks the ids that end a choice; with an allow list of nothing else no token could be picked."""
+    if (
+        sampling.min_tokens > 0
+        and sampling.allowed_ids is not None
+        and set(sampling.allowed_ids) <= set(stops)
+    ):
+        raise InvalidRequest(
+            "min_tokens forbids every id of allowed_token_ids: all of them end the answer", param="min_tokens"
+        )
+
+
 def _sampling(fields: GenerationFields, model: ServedModel) -> Sampling:
     defaults = model.defaults
     seed = secrets.randbits(64) if fields.seed is None else fields.seed & _MASK
     allowed = fields.allowed_token_ids
+    temperature = _given(fields.temperature, defaults.temperature)
     return Sampling(
         seed=seed,
-        temperature=_given(fields.temperature, defaults.temperature),
+        temperature=0.0 if temperature < GREEDY_BELOW else temperature,
         top_k=int(_given(fields.top_k, defaults.top_k)),
         top_p=_given(fields.top_p, defaults.top_p),
         min_p=_given(fields.min_p, defaults.min_p),

@@ -65,7 +65,7 @@ class GenerationFields(Strict):
     # extensions
     top_k: Annotated[int, Field(ge=1)] | None = None
     min_p: Annotated[Finite, Field(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[Finite, Field(gt=0, le=10)] | None = None
+    repetition_penalty: Annotated[Finite, Field(ge=0.01, le=10)] | None = None
     min_tokens: Annotated[int, Field(ge=0)] | None = None
     stop_token_ids: Items[TokenId] | None = None
     allowed_token_ids: Annotated[Items[TokenId], Field(min_length=1)] | None = None

@@ -49,7 +49,9 @@ async def test_chat_answers_in_one_object(line: Line) -> None:
     assert body["burstline"]["seed"] == 7
     assert body["burstline"]["worker"] == "w1"
     rounds, accepted = body["burstline"]["rounds"], body["burstline"]["accepted"]
-    assert body["burstline"]["tokens_per_verify"] == (accepted + rounds) / rounds  # without the prime's own token
+    assert (
+        body["burstline"]["tokens_per_verify"] == (accepted + rounds) / rounds
+    )  # without the prime's own token
     assert body["burstline"]["trace_id"] == response.headers["x-trace-id"]
     assert body["system_fingerprint"] == "fp_" + "f" * 16
 
@@ -82,6 +84,16 @@ async def test_every_parameter_is_resolved_before_the_queue(line: Line) -> None:
     assert request.cache.checkpoint_at == len(unpack_tokens(request.prompt)) - len(
         ids("<|im_start|>assistant\n")
     )
+
+
+@pytest.mark.parametrize(
+    ("asked", "resolved"), [(5e-324, 0.0), (9e-7, 0.0), (1e-6, 1e-6), (0, 0.0), (2, 2.0)]
+)
+async def test_a_temperature_too_small_for_float32_is_greedy(
+    line: Line, asked: float, resolved: float
+) -> None:
+    assert (await line.chat(temperature=asked)).status_code == 200
+    assert line.worker.works[0].request.sampling.temperature == resolved
 
 
 async def test_a_negative_seed_is_taken_as_64_bits(line: Line) -> None:

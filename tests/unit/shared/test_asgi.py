@@ -1,0 +1,70 @@
+"""The HTTP server's patience with connections that owe a request."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+import pytest
+
+from shared.asgi import serve
+
+REQUEST = b"GET / HTTP/1.1\r\nHost: here\r\n\r\n"
+REFUSED_BODY = b"POST / HTTP/1.1\r\nHost: here\r\nContent-Length: 1000\r\n\r\n{"
+LIMIT_S = 20.0
+
+
+class Slow:
+    """Answers when told to."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self.go = asyncio.Event()
+
+    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        self.asked.set()
+        await self.go.wait()
+        headers = [(b"content-length", b"2")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+
+async def drip(writer: asyncio.StreamWriter) -> None:
+    """A header that never ends, a byte at a time."""
+    while True:
+        writer.write(b"a")
+        await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\nHo", REQUEST + b"GET /", REFUSED_BODY])
+async def test_a_connection_that_owes_a_request_is_closed_however_it_drips(sent: bytes) -> None:
+    app = Slow()
+    app.go.set()
+    async with serve(app, head_s=0.2) as port, asyncio.timeout(LIMIT_S):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(sent)
+        dripping = asyncio.create_task(drip(writer)) if sent else None
+        try:
+            with contextlib.suppress(ConnectionError):  # cut or closed, both will do; open is a time-out
+                while await reader.read(1000):
+                    pass
+        finally:
+            if dripping is not None:
+                dripping.cancel()
+            writer.close()
+
+
+async def test_a_long_answer_is_not_hurried_and_the_connection_serves_again() -> None:
+    app = Slow()
+    async with serve(app, head_s=0.2) as port, asyncio.timeout(LIMIT_S):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for _ in range(2):
+            writer.write(REQUEST)
+            await app.asked.wait()
+            await asyncio.sleep(0.5)  # over the patience for heads: it must not matter here
+            app.go.set()
+            assert (await reader.readuntil(b"ok")).startswith(b"HTTP/1.1 200")
+            app.asked.clear()
+            app.go.clear()
+        writer.close()
