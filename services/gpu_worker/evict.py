@@ -5,73 +5,83 @@
     Freed -> the ledger is refunded
 
 The ledger may be above the real bytes, never below. So when the broker is away, the engine still frees what it must, and
-the news is owed and told later; until then the broker charges too much.
+the news is owed and told later (`debts`); until then the broker charges too much.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 from services.gpu_worker.book import EntryBook
 from services.gpu_worker.broker import BrokerRefused
 from services.gpu_worker.core import Core
+from services.gpu_worker.debts import Debts
 from shared.errors import Unavailable
-from shared.protocol.messages import Done, Freed, Withdraw, WithdrawReply
+from shared.protocol.messages import Reserve, Withdraw, WithdrawReply
 from shared.telemetry import Parent
 
 log = logging.getLogger(__name__)
 
 _TICK_S: Final = 0.25
-_RETRY_NS: Final = 1_000_000_000
 
 
 class Evictor:
-    """Serial: one eviction at a time, so that two of them never choose the same entries."""
+    """One change at a time, an eviction or a publication, and each takes its `turn`: two evictions never choose the same
+    entries, and news of an old entry never reach the broker when a new one of its key stands."""
 
     def __init__(self, core: Core, book: EntryBook) -> None:
         self._core = core
         self._book = book
-        self._turn = asyncio.Lock()
+        self.turn = asyncio.Lock()
         self._wake = asyncio.Event()
-        self._lingering: set[bytes] = set()
-        """To be evicted, but in use by the engine when it was asked."""
-        self._owed: dict[bytes, bool] = {}
-        """Freed and not yet told; the value says whether the broker let it go before."""
-        self._retry_ns = 0
+        self._lingering: dict[bytes, bool] = {}
+        """To be evicted, but in use by the engine when it was asked; the value says whether the broker let it go."""
+        self._debts = Debts(core)
 
     @property
     def owed(self) -> int:
         """Entries that the broker still charges though they are gone."""
-        return len(self._owed)
+        return len(self._debts)
 
     def nudge(self) -> None:
         """The engine may want room."""
         self._wake.set()
 
     def published(self, key: bytes) -> None:
-        """An entry of this key stands anew: what was owed of the old one must not reach the broker any more."""
-        self._owed.pop(key, None)
-        self._lingering.discard(key)
+        """An entry stands anew: what was meant for the old one must not happen to it."""
+        self._lingering.pop(key, None)
+        self._debts.forgive(key)
+
+    async def settle(self, parent: Parent = None) -> bool:
+        """In one's turn: pay what is owed. False when the broker is away.
+
+        A reservation that comes after is judged by books in which everything is that this worker has done before.
+        """
+        return await self._debts.pay(parent)
+
+    def forgo(self, call: Reserve) -> None:
+        """A reservation that stands, or may stand, comes to nothing."""
+        self._debts.reserved(call)
+        self._wake.set()
 
     async def free(self, keys: Sequence[bytes], *, reason: str, parent: Parent = None) -> int:
-        """Free these entries if the broker lets them go. Returns how many gave something back.
+        """In one's turn: free these entries if the broker lets them go. Returns how many gave something back.
 
         Raises:
             Unavailable, BrokerRefused: the broker did not answer the withdrawal; nothing was freed.
         """
-        async with self._turn:
-            reply = await self._withdraw(keys, parent)
-            freed = await self._evict(reply.withdrawn, reason=reason, withdrawn=True)
-            await self._settle(parent)
-            return freed
+        reply = await self._withdraw(keys, parent)
+        freed = await self._evict(dict.fromkeys(reply.withdrawn, True), reason=reason)
+        await self._debts.pay(parent)
+        return freed
 
     async def reclaim(self, keys: Sequence[bytes], *, reason: str) -> None:
         """Free these entries without asking, and owe the broker the news: it does not know them, or may not."""
-        async with self._turn:
-            await self._evict(keys, reason=reason, withdrawn=False)
+        async with self.turn:
+            await self._evict(dict.fromkeys(keys, False), reason=reason)
             self._wake.set()
 
     async def run(self) -> None:
@@ -87,11 +97,11 @@ class Evictor:
 
     async def relieve(self) -> None:
         """One turn of `run`: pay, evict what lingered, then what the engine's pressure asks for."""
-        async with self._turn:
-            if self._owed and self._core.clock.monotonic_ns() >= self._retry_ns:
-                await self._settle(None)
+        async with self.turn:
+            if self._debts.due:
+                await self._debts.pay(None)
             if self._lingering:
-                await self._evict(tuple(self._lingering), reason="lingering", withdrawn=True)
+                await self._evict(dict(self._lingering), reason="lingering")
             pressure = self._core.host.pressure
             if not pressure:
                 return
@@ -106,47 +116,28 @@ class Evictor:
             free = (await self._withdraw(keys, None)).withdrawn
         except (Unavailable, BrokerRefused):
             log.warning("the broker is away: %d entries are evicted and owed to it", len(keys))
-            await self._evict(keys, reason="pressure", withdrawn=False)
+            await self._evict(dict.fromkeys(keys, False), reason="pressure")
         else:
-            await self._evict(free, reason="pressure", withdrawn=True)
-            await self._settle(None)
+            await self._evict(dict.fromkeys(free, True), reason="pressure")
+            await self._debts.pay(None)
 
     async def _withdraw(self, keys: Collection[bytes], parent: Parent) -> WithdrawReply:
         who = self._core.identity
         call = Withdraw(worker_id=who.worker_id, epoch=who.epoch, keys=tuple(keys))
         return await self._core.broker.ask(call, WithdrawReply, parent)
 
-    async def _evict(self, keys: Sequence[bytes], *, reason: str, withdrawn: bool) -> int:
-        """Ask the engine; what it frees is owed to the broker, what it keeps lingers."""
+    async def _evict(self, keys: Mapping[bytes, bool], *, reason: str) -> int:
+        """Ask the engine; what it frees is owed to the broker, what it keeps lingers. The values as in `_lingering`."""
         if not keys:
             return 0
-        evicted = await self._core.host.call(lambda engine: engine.evict(keys))
+        evicted = await self._core.host.call(lambda engine: engine.evict(tuple(keys)))
         self._book.evict(evicted)
         freed = {*evicted.gone, *evicted.stateless}
-        self._lingering -= set(keys)
-        for key in keys:
+        for key, withdrawn in keys.items():
+            self._lingering.pop(key, None)
             if key in self._book and key not in freed:
-                self._lingering.add(key)
+                self._lingering[key] = withdrawn
             else:
-                self._owed[key] = withdrawn or self._owed.get(key, False)
+                self._debts.freed(key, withdrawn=withdrawn)
         self._core.metrics.evictions.labels(reason).inc(len(freed))
         return len(freed)
-
-    async def _settle(self, parent: Parent) -> None:
-        """Tell the broker what is freed; what it cannot be told now stays owed."""
-        due = dict(self._owed)
-        if not due:
-            return
-        who = self._core.identity
-        self._retry_ns = self._core.clock.monotonic_ns() + _RETRY_NS
-        try:
-            unasked = [key for key, withdrawn in due.items() if not withdrawn]
-            if unasked:
-                await self._withdraw(unasked, parent)
-            call = Freed(worker_id=who.worker_id, epoch=who.epoch, keys=tuple(due))
-            await self._core.broker.ask(call, Done, parent)
-        except (Unavailable, BrokerRefused) as error:
-            log.warning("the broker could not be told of %d freed entries (%s)", len(due), error.code)
-        else:
-            for key in due:
-                self._owed.pop(key, None)

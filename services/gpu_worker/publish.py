@@ -8,21 +8,19 @@ are given up at once for a moment, so that none of them holds memory for long.
 from __future__ import annotations
 
 import asyncio
-import logging
 from dataclasses import dataclass
 from typing import Final
 
 from services.gpu_worker.book import EntryBook
 from services.gpu_worker.broker import BrokerRefused
 from services.gpu_worker.core import Core
+from services.gpu_worker.debts import unknown
 from services.gpu_worker.engine.requests import Captured
 from services.gpu_worker.evict import Evictor
 from shared.errors import EngineFault, Unavailable
 from shared.protocol.chain import LAYOUT_VERSION
-from shared.protocol.messages import Abort, Commit, Done, NamespaceParts, Reserve, ReserveReply
+from shared.protocol.messages import Commit, Done, NamespaceParts, Reserve, ReserveReply
 from shared.telemetry import Parent, fail
-
-log = logging.getLogger(__name__)
 
 _MAX_WAITING: Final = 256
 _EVICT_ROUNDS: Final = 2
@@ -120,16 +118,29 @@ class Publisher:
     async def _publish(self, capture: Captured, owner: Owner, parent: Parent) -> None:
         if self._now_ns() < self._away_until_ns:
             raise _Refused("broker_away")
-        reservation = await self._reserve(capture, owner, parent)
+        async with self._evictor.turn:
+            reservation = await self._keep(capture, owner, parent)
+        await self._commit(reservation, capture, parent)
+
+    async def _keep(self, capture: Captured, owner: Owner, parent: Parent) -> str:
+        """Reserve, then make it an entry; answers the reservation."""
+        if not await self._evictor.settle(parent):
+            raise _Refused("broker_away")
+        call = self._reservation(capture, owner)
+        try:
+            reservation = await self._reserve(call, parent)
+        except (Unavailable, BrokerRefused) as error:
+            if unknown(error):
+                self._evictor.forgo(call)
+            raise
         if not await self._core.host.call(lambda engine: engine.publish(capture.capture_id)):
-            await self._abort(reservation, parent)
+            self._evictor.forgo(call)
             raise _Refused("stale")
         self._evictor.published(capture.key)
         self._book.publish(owner.root, capture)
-        await self._commit(reservation, capture, parent)
+        return reservation
 
-    async def _reserve(self, capture: Captured, owner: Owner, parent: Parent) -> str:
-        call = self._reservation(capture, owner)
+    async def _reserve(self, call: Reserve, parent: Parent) -> str:
         for round_left in range(_EVICT_ROUNDS, -1, -1):
             reply = await self._core.broker.ask(call, ReserveReply, parent)
             if reply.decision == "granted" and reply.reservation_id is not None:
@@ -175,13 +186,6 @@ class Publisher:
         except (Unavailable, BrokerRefused):
             await self._evictor.reclaim((capture.key,), reason="uncommitted")
             raise
-
-    async def _abort(self, reservation: str, parent: Parent) -> None:
-        call = Abort(reservation_id=reservation, worker_id=self._core.identity.worker_id)
-        try:
-            await self._core.broker.ask(call, Done, parent)
-        except (Unavailable, BrokerRefused) as error:
-            log.info("a reservation is left to expire (%s)", error.code)
 
     async def _discard(self, capture: Captured, outcome: str) -> None:
         await self._core.host.call(lambda engine: engine.discard(capture.capture_id))

@@ -183,7 +183,9 @@ async def test_after_a_silent_broker_captures_are_given_up_at_once_for_a_while()
         assert here.broker.asked(Reserve) == []
         here.clock.advance(3)
         await _one(here, "r3", prompt=make_request().prompt[8:])
-        assert len(here.broker.asked(Reserve)) == 1
+        taken_back, reserved = here.broker.asked(Reserve)
+        assert (taken_back.request_id, taken_back.state_bytes) == ("r1", 0)  # it may have stood at the broker
+        assert reserved.request_id == "r3"
         assert _count(running, "broker_away") == 2
 
 
@@ -252,20 +254,25 @@ async def test_c5_without_a_broker_room_is_made_and_the_news_is_owed() -> None:
         assert kinds == [Withdraw, Freed]
 
 
-async def test_an_entry_that_is_published_again_is_not_refunded_late() -> None:
+async def test_what_is_owed_of_an_entry_is_told_before_a_new_one_is_asked_for() -> None:
     async with world() as here:
         running = await here.worker()
         await _one(here, "r1")
         here.broker.failing = {Freed}
         assert await running.worker.evictor.free([KEY], reason="test") == 1
         assert running.worker.evictor.owed == 1
-        await _one(here, "r2")  # the same prompt: its capture is granted and stands anew
-        assert running.engine.entries == {KEY: 192}
+        here.broker.calls.clear()
+        await _one(here, "r2")  # the same prompt
+        assert (running.engine.entries, here.broker.asked(Reserve)) == ({}, [])
         here.broker.failing = set()
+        here.broker.calls.clear()
+        await _one(here, "r3")
+        assert running.engine.entries == {KEY: 192}
+        told = [type(call) for call in here.broker.calls if isinstance(call, Freed | Reserve | Commit)]
+        assert told == [Freed, Reserve, Commit]
         here.clock.advance(2)
-        asked = len(here.broker.asked(Freed))
         await running.worker.evictor.relieve()
-        assert len(here.broker.asked(Freed)) == asked
+        assert len(here.broker.asked(Freed)) == 1
 
 
 async def test_the_audit_is_answered_with_what_is_held() -> None:
