@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from services.cache_broker.config import BrokerSettings
 from services.cache_broker.database import Database
 from services.cache_broker.handlers import Handlers
+from services.cache_broker.hearing import Hearing
 from services.cache_broker.migrate import migrate
 from services.cache_broker.server import hear, serve
 from services.cache_broker.settle import Settler
@@ -66,8 +67,9 @@ async def serving(
     Leaving takes no more calls, lets those that run end, and stops the rest.
     """
     instrument(database.engine, telemetry)
-    handlers = Handlers(database, settings, clock, telemetry.registry)
-    sweeper = Sweeper(database, settings, clock, telemetry.registry)
+    hearing = Hearing(settings, clock)
+    handlers = Handlers(database, settings, clock, telemetry.registry, hearing)
+    sweeper = Sweeper(database, settings, clock, telemetry.registry, hearing)
     await transport.ensure_stream(subjects.JOURNAL)
     terminals = await transport.ensure_consumer(subjects.settle_consumer())
     async with Shutdown() as shutdown, Supervisor() as tasks:

@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from services.cache_broker import catalogue, identity, leasing, reserving
 from services.cache_broker.config import BrokerSettings
 from services.cache_broker.database import Database
+from services.cache_broker.hearing import Hearing
 from shared.clock import Clock
 from shared.errors import BurstlineError, InvalidRequest, Overloaded, PermissionRefused, Unavailable
 from shared.protocol import chain
@@ -49,11 +50,17 @@ class Handlers:
     """The broker's answers."""
 
     def __init__(
-        self, database: Database, settings: BrokerSettings, clock: Clock, registry: CollectorRegistry
+        self,
+        database: Database,
+        settings: BrokerSettings,
+        clock: Clock,
+        registry: CollectorRegistry,
+        hearing: Hearing,
     ) -> None:
         self._database = database
         self._settings = settings
         self._clock = clock
+        self._hearing = hearing
         self._calls = Counter(
             "burstline_broker_calls", "Broker calls", ["operation", "outcome"], registry=registry
         )
@@ -128,8 +135,11 @@ class Handlers:
         _check_keys(tuple(key for key in (call.key, call.parent, call.splits) if key is not None))
         _check_sizes(call)
         ttl = timedelta(seconds=self._settings.reservation_ttl_s)
+        silent_since = self._hearing.silent_since(timedelta(seconds=self._settings.alive_after_s))
         reply = await self._database.run(
-            lambda connection: reserving.reserve(connection, call, now=self._clock.now(), ttl=ttl)
+            lambda connection: reserving.reserve(
+                connection, call, now=self._clock.now(), ttl=ttl, silent_since=silent_since
+            )
         )
         self._decisions.labels(reply.decision).inc()
         return reply

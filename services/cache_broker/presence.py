@@ -1,7 +1,8 @@
 """Workers and their epochs. A worker's bytes die with its epoch: with the process, or with too long a silence.
 
-A silent worker is first hidden from lookups (`alive_after`), much later reaped: its entries are gone and refunded, and
-its epoch can never come back, since it would hold bytes that nobody charges. It begins a new one.
+A silent worker is first hidden from lookups (`alive_after`), much later reaped, or as soon as a living worker publishes
+what it holds: its entries are gone and refunded, and its epoch can never come back, since it would hold bytes that
+nobody charges. It begins a new one.
 """
 
 from __future__ import annotations
@@ -72,6 +73,18 @@ async def reap(connection: AsyncConnection, *, silent_since: datetime, now: date
         .returning(Worker.id)
     )
     return list((await connection.execute(statement)).scalars())
+
+
+async def end_silent_holders(
+    connection: AsyncConnection, entry: int, *, silent_since: datetime, now: datetime
+) -> None:
+    """Declare the holders of an entry dead that were last seen before `silent_since`: somebody needs their place."""
+    holds = exists().where(Replica.entry == entry, Replica.worker == Worker.id, Replica.epoch == Worker.epoch)
+    await connection.execute(
+        update(Worker)
+        .where(holds, Worker.last_seen < silent_since, Worker.reaped.is_(None))
+        .values(reaped=now)
+    )
 
 
 async def orphaned_tenants(connection: AsyncConnection) -> list[str]:

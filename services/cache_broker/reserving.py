@@ -1,10 +1,14 @@
 """Reserving: room for an entry before its bytes exist, or the reason why not.
 
-    none, or rows kept for children ──charge──> reserved        exists: somebody was first
+    none, or rows kept for children ──charge──> reserved        exists: somebody who lives was first
     no room ──> evict: the keys to free, if that makes room     skips_pinned: it does not     skips_budget: it never can
 
 The account is locked throughout, so the decision and the charge are of one moment; the charge itself is still one
 statement that checks and takes, and holds without the lock (FR-88).
+
+An entry that a silent worker holds gives way to a living one: the silent worker's epoch ends now, not at the next sweep,
+and this tenant's entries of it go in this transaction, leased or not. Should that worker still live, it is told so by
+`epoch_gone`, and begins a new epoch without them.
 """
 
 from __future__ import annotations
@@ -28,9 +32,16 @@ EVICT_AT_ONCE: Final = 64
 
 
 async def reserve(
-    connection: AsyncConnection, call: Reserve, *, now: datetime, ttl: timedelta
+    connection: AsyncConnection,
+    call: Reserve,
+    *,
+    now: datetime,
+    ttl: timedelta,
+    silent_since: datetime | None,
 ) -> ReserveReply:
     """Take room for an entry for `ttl`. The counter, the ledger and the entry change together.
+
+    Workers last seen before `silent_since` are silent; None = silence cannot be judged now.
 
     Raises:
         PermissionRefused: `wrong_namespace`, there is no such tenant.
@@ -42,6 +53,8 @@ async def reserve(
     known = await _known(connection, call)
     if known is not None and known.state == "evicting" and known.held_here:
         await drop(connection, known, "evict", now)
+        known = await _known(connection, call)
+    if known is not None and not known.held_here and await _gives_way(connection, known, silent_since, now):
         known = await _known(connection, call)
     if known is not None:
         if known.held_here and known.state == "reserved" and known.request == call.request_id:
@@ -100,6 +113,19 @@ async def _known(connection: AsyncConnection, call: Reserve) -> EntryRow | None:
         .with_for_update(of=Entry)
     )
     return (await connection.execute(statement)).one_or_none()
+
+
+async def _gives_way(
+    connection: AsyncConnection, known: EntryRow, silent_since: datetime | None, now: datetime
+) -> bool:
+    """Drop an entry of dead holders, with all that they held for its tenant. False when one of them lives."""
+    if silent_since is not None:
+        await presence.end_silent_holders(connection, known.id, silent_since=silent_since, now=now)
+    abandoned = select(Entry.id).where(Entry.id == known.id, presence.orphan())
+    if (await connection.execute(abandoned)).scalar_one_or_none() is None:
+        return False
+    await presence.drop_orphans(connection, known.tenant, now=now)
+    return True
 
 
 async def _check_parent(connection: AsyncConnection, call: Reserve) -> None:

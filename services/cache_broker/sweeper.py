@@ -1,7 +1,7 @@
 """What expires: leases, reservations, silent workers, old history. Every broker sweeps; row locks keep them apart.
 
-Silence of a worker counts only while the broker could have heard it. After a start, an outage of NATS or a pause of
-the whole machine nobody is reaped until the broker has listened for the full `reap_after_s` again.
+After a start, an outage of NATS or Postgres, or a pause of the whole machine nobody is reaped until the broker has
+listened for the full `reap_after_s` again (`hearing`).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from services.cache_broker import catalogue, presence
 from services.cache_broker.config import BrokerSettings
 from services.cache_broker.database import Database, Work
+from services.cache_broker.hearing import Hearing
 from services.cache_broker.models import Entry, LeaseRow, LedgerRow, Replica
 from shared.clock import Clock
 from shared.errors import BurstlineError
@@ -34,13 +35,17 @@ class Sweeper:
     """Periodic work of one broker process."""
 
     def __init__(
-        self, database: Database, settings: BrokerSettings, clock: Clock, registry: CollectorRegistry
+        self,
+        database: Database,
+        settings: BrokerSettings,
+        clock: Clock,
+        registry: CollectorRegistry,
+        hearing: Hearing,
     ) -> None:
         self._database = database
         self._settings = settings
         self._clock = clock
-        self._listening_since = clock.now()
-        self._last_tick = self._listening_since
+        self._hearing = hearing
         self._swept = Counter("burstline_broker_swept", "What expired", ["what"], registry=registry)
 
     async def run(self, transport: Transport) -> None:
@@ -50,19 +55,19 @@ class Sweeper:
             try:
                 await self.sweep(hearing=await transport.ready())
             except BurstlineError as error:
+                self._hearing.tick(heard=False)  # heartbeats could not be noted either
                 _log.warning("sweep waits: %s", error.message)
 
     async def sweep(self, *, hearing: bool) -> None:
         """One round. `hearing` = heartbeats could come in since the last round."""
         now = self._clock.now()
-        self._listen(now, hearing)
+        self._hearing.tick(heard=hearing)
         await self._count("leases", self._database.run(lambda c: _expire_leases(c, now)))
         await self._count("reservations", self._expire_reservations(now))
         silence = timedelta(seconds=self._settings.reap_after_s)
-        if now - self._listening_since >= silence:
-            for worker in await self._database.run(
-                lambda c: presence.reap(c, silent_since=now - silence, now=now)
-            ):
+        since = self._hearing.silent_since(silence)
+        if since is not None:
+            for worker in await self._database.run(lambda c: presence.reap(c, silent_since=since, now=now)):
                 _log.warning("worker %s is silent for %s: its entries are gone", worker, silence)
         await self.drop_orphans()
         old = now - timedelta(seconds=self._settings.ledger_retention_s)
@@ -74,12 +79,6 @@ class Sweeper:
         now = self._clock.now()
         for tenant in await self._database.run(presence.orphaned_tenants):
             await self._count("entries", self._database.run(_dropper(tenant, now)))
-
-    def _listen(self, now: datetime, hearing: bool) -> None:
-        paused = now - self._last_tick > timedelta(seconds=self._settings.reap_after_s / 2)
-        if paused or not hearing:
-            self._listening_since = now
-        self._last_tick = now
 
     async def _expire_reservations(self, now: datetime) -> int:
         expired = await self._database.run(lambda c: _expired_reservations(c, now))

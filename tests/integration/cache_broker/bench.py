@@ -15,6 +15,7 @@ from services.cache_broker import admin
 from services.cache_broker.config import BrokerSettings
 from services.cache_broker.database import Database
 from services.cache_broker.handlers import Handlers
+from services.cache_broker.hearing import Hearing
 from services.cache_broker.migrate import migrate
 from services.cache_broker.sweeper import Sweeper
 from shared.clock import ManualClock
@@ -52,6 +53,7 @@ class Bench:
     clock: ManualClock
     handlers: Handlers
     sweeper: Sweeper
+    hearing: Hearing
     registry: CollectorRegistry
     settings: BrokerSettings
     worker: str = "w1"
@@ -176,13 +178,15 @@ async def bench_on(url: str, **settings: Any) -> AsyncIterator[Bench]:
     database = Database(url, chosen)
     clock = ManualClock()
     registry = CollectorRegistry()
+    hearing = Hearing(chosen, clock)
     try:
         yield Bench(
             url=url,
             database=database,
             clock=clock,
-            handlers=Handlers(database, chosen, clock, registry),
-            sweeper=Sweeper(database, chosen, clock, registry),
+            handlers=Handlers(database, chosen, clock, registry, hearing),
+            sweeper=Sweeper(database, chosen, clock, registry, hearing),
+            hearing=hearing,
             registry=registry,
             settings=chosen,
         )

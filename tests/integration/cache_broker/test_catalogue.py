@@ -54,7 +54,10 @@ async def test_fr_88_fifty_at_once_against_room_for_one(bench: Bench) -> None:
     others = [Database(bench.url, bench.settings) for _ in range(2)]
     brokers = [
         bench.handlers,
-        *(Handlers(other, bench.settings, bench.clock, CollectorRegistry()) for other in others),
+        *(
+            Handlers(other, bench.settings, bench.clock, CollectorRegistry(), bench.hearing)
+            for other in others
+        ),
     ]
 
     async def ask(number: int) -> str:
@@ -242,7 +245,7 @@ async def test_silent_workers_are_hidden_then_reaped(bench: Bench) -> None:
     bench.clock.advance(bench.settings.alive_after_s + 1)
     assert (await bench.lookup(tenant, "a")).entry is None
     assert await bench.balanced() == {"acme": 100}
-    while bench.clock.wall_ns() < 1_750_000_000_000_000_000 + 70 * 10**9:
+    for _ in range(14):
         bench.clock.advance(5)
         await bench.sweeper.sweep(hearing=True)
     assert await bench.balanced() == {"acme": 0}
