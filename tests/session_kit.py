@@ -15,6 +15,8 @@ from torch import Tensor
 
 from services.gpu_worker.engine.batch import DraftRows, PrefillChunk, VerifyRows
 from services.gpu_worker.engine.cache.manager import CacheManager
+from services.gpu_worker.engine.cache.offload import HostTier
+from services.gpu_worker.engine.cache.prices import Prices
 from services.gpu_worker.engine.requests import GenerateRequest
 from services.gpu_worker.engine.sequence import SequenceState
 from services.gpu_worker.engine.sessions.base import Session
@@ -23,6 +25,8 @@ from services.gpu_worker.engine.sessions.outcome import SessionShape
 from services.gpu_worker.engine.sessions.rounds import run_round
 
 VOCAB = 24
+PRICES = Prices(token_flops=10, pair_flops=1, block_bytes=32, state_bytes=16)
+"""Bytes are those of the stand-in's blocks, and of its states with their hidden."""
 Prefix = tuple[int, ...]
 
 
@@ -39,6 +43,8 @@ class StandIn:
         self._open: dict[int, tuple[int, ...]] = {}
         self._snapshots: dict[int, list[int]] = {}
         self.poisoned: set[Prefix] = set()
+        self.rows: dict[int, Tensor] = {}
+        """What a block holds, as far as a test wrote it; 8 values."""
 
     def reset(self, slot: int) -> None:
         self._slots[slot] = []
@@ -49,6 +55,20 @@ class StandIn:
 
     def restore(self, snapshot: int, slot: int) -> None:
         self._slots[slot] = list(self._snapshots[snapshot])
+
+    def read_block(self, block: int) -> Tensor:
+        return self.rows.get(block, torch.zeros(8)).clone()
+
+    def write_block(self, block: int, rows: Tensor) -> None:
+        self.rows[block] = rows.clone()
+
+    def read_snapshot(self, snapshot: int) -> tuple[Tensor, int]:
+        state = self._snapshots[snapshot]
+        return torch.tensor([self._number(tuple(state)), len(state), 7.0]), len(state)
+
+    def write_snapshot(self, snapshot: int, values: Tensor, position: int) -> None:
+        self._snapshots[snapshot] = list(self._prefixes[int(values[0])])
+        assert len(self._snapshots[snapshot]) == position
 
     def prefill(self, chunk: PrefillChunk) -> Tensor:
         state = self._slots[chunk.slot]
@@ -114,16 +134,25 @@ class StandIn:
 class Bench:
     """One cache and one stand-in; primes and runs sessions by hand."""
 
-    def __init__(self, wrong: Callable[[Prefix], bool] = lambda _: False, *, max_ctx: int = 2048) -> None:
+    def __init__(
+        self, wrong: Callable[[Prefix], bool] = lambda _: False, *, max_ctx: int = 2048, host_bytes: int = 0
+    ) -> None:
         self.model = StandIn(wrong)
         self.cache = CacheManager(
-            num_blocks=128, num_slots=16, num_snapshots=8, max_pending=8, states=self.model
+            num_blocks=128,
+            num_slots=16,
+            num_snapshots=8,
+            max_pending=8,
+            states=self.model,
+            tier=HostTier(host_bytes, self.model),
+            prices=PRICES,
         )
         self.shape = SessionShape(vocab=VOCAB, hidden=1, max_verify=8, cache_max_ctx=max_ctx)
 
     def open(self, item: GenerateRequest) -> Session:
         """Admit; restores a hit that was looked up before."""
         sequence = SequenceState.host_only()
+        self.cache.bring_back(item.request_id)
         admission = self.cache.admit(item, sequence)
         assert admission is not None
         kind = SpecSession if item.speculation_k else Session

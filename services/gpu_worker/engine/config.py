@@ -148,6 +148,8 @@ class EngineConfig:
     """Intra-op threads on the CPU."""
     max_context: int = 4096
     """Most rows of one sequence, prompt and completion together."""
+    host_tier_bytes: int = 0
+    """Host memory for entries that give way on the device; 0 = they are evicted at once."""
 
     def __post_init__(self) -> None:
         for name in (
@@ -161,8 +163,9 @@ class EngineConfig:
         ):
             if getattr(self, name) < 1:
                 raise EngineFault(f"{name} must be at least 1, not {getattr(self, name)}")
-        if self.num_snapshots < 0:
-            raise EngineFault(f"num_snapshots must not be negative, not {self.num_snapshots}")
+        for name in ("num_snapshots", "host_tier_bytes"):
+            if getattr(self, name) < 0:
+                raise EngineFault(f"{name} must not be negative, not {getattr(self, name)}")
         if self.prefill_chunk % BLOCK_ROWS:
             raise EngineFault(f"prefill_chunk {self.prefill_chunk} is no multiple of {BLOCK_ROWS}")
         if self.max_batch > self.num_slots:

@@ -17,6 +17,8 @@ from pathlib import Path
 from services.gpu_worker.engine.cache.entry import Capture
 from services.gpu_worker.engine.cache.kv_pool import KVPool
 from services.gpu_worker.engine.cache.manager import CacheManager
+from services.gpu_worker.engine.cache.offload import HostTier, Pools
+from services.gpu_worker.engine.cache.prices import Prices
 from services.gpu_worker.engine.cache.state_pool import StatePool
 from services.gpu_worker.engine.config import EngineConfig
 from services.gpu_worker.engine.executor import Executor
@@ -81,6 +83,8 @@ class Engine:
             num_snapshots=config.num_snapshots,
             max_pending=self._limits.max_pending_captures,
             states=self.states,
+            tier=HostTier(config.host_tier_bytes, Pools(self.kv, self.states)),
+            prices=Prices.of(self.dims),
         )
         self._shape = SessionShape(
             vocab=self.dims.vocab,
@@ -124,7 +128,9 @@ class Engine:
     def publish(self, capture_id: int) -> bool:
         """The broker granted: the capture becomes an entry. False: it cannot any more (what it builds on is gone),
         everything it held is released, and the caller takes the grant back. Answer captures in their order."""
-        return self._cache.publish(capture_id)
+        published = self._cache.publish(capture_id)
+        self._make_room()
+        return published
 
     def discard(self, capture_id: int) -> None:
         """The broker refused: release what the capture and later ones upon it hold. Unknown ids are ignored."""
@@ -137,6 +143,7 @@ class Engine:
         return Pressure(
             blocks=max(0, need - self._cache.blocks.free),
             snapshots=max(0, spare - self._cache.snapshots.free),
+            ruined=self._cache.ruined,
         )
 
     def eviction_candidates(self, blocks_wanted: int, snapshots_wanted: int) -> list[bytes]:
@@ -145,7 +152,19 @@ class Engine:
 
     def evict(self, keys: Sequence[bytes]) -> Evicted:
         """Free entries that the broker let go. One that is in use by now is left and not answered: name it again."""
-        return self._cache.evict(keys)
+        evicted = self._cache.evict(keys)
+        self._make_room()
+        return evicted
+
+    def spill(self, keys: Sequence[bytes]) -> int:
+        """Move entries that nobody uses to the host tier now, as far as it has room; answers how many moved."""
+        return self._cache.spill(keys)
+
+    def _make_room(self) -> None:
+        """What gives way moves to the host tier while that has room; only then has the broker to be asked."""
+        pressure = self.pressure()
+        if pressure:
+            self._cache.make_room(pressure.blocks, pressure.snapshots)
 
     # -- requests -----------------------------------------------------------------------------------------------
 
@@ -187,6 +206,7 @@ class Engine:
         """Admit, prime at most one chunk budget, run one burst. Returns at once with [] when nothing can run."""
         self._interrupted = False
         self._apply_cancels()
+        self._make_room()
         verdict = speculation(len(self._active) + len(self._waiting), self._limits.spec_gate)
         self._admit(verdict)
         priming = [stream for stream in self._active if not stream.session.primed]
@@ -212,9 +232,18 @@ class Engine:
         )
         count = admissions([self._cache.fresh_blocks(w.request) for w in self._waiting], room)
         for _ in range(count):
+            if not self._bring_back(self._waiting[0]):
+                break
             self._start(self._waiting.popleft(), verdict)
         if self._waiting and not self._active:
             self._free_holds()
+
+    def _bring_back(self, waiting: Waiting) -> bool:
+        """Have a spilled hit on the device. False: its bytes were wrong; it is a miss, and room is planned anew."""
+        key = self._cache.bring_back(waiting.request.request_id)
+        if key is not None and waiting.past is None:
+            self._events.append(HitDropped(request_id=waiting.request.request_id, key=key))
+        return key is None
 
     def _start(self, waiting: Waiting, verdict: Speculation) -> None:
         request, past, sequence = waiting.request, waiting.past, SequenceState.host_only()
@@ -376,6 +405,10 @@ class Engine:
             decode_tokens=self._counters.decode_tokens,
             speculating=sum(1 for stream in self._active if stream.speculating),
             set_aside=self._counters.set_aside,
+            host_bytes=self._cache.tier.used,
+            spilled=self._cache.tier.taken,
+            brought_back=self._cache.tier.brought,
+            mismatches=self._cache.tier.mismatches,
         )
 
     def _slots(self) -> dict[int, StreamKey]:

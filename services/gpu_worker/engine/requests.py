@@ -257,15 +257,17 @@ class Pressure:
 
     blocks: int
     snapshots: int
+    ruined: int = 0  #: entries whose bytes in the host tier were wrong: they only wait to be withdrawn
 
     def __bool__(self) -> bool:
-        return self.blocks > 0 or self.snapshots > 0
+        return self.blocks > 0 or self.snapshots > 0 or self.ruined > 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evicted:
     """What `Engine.evict` did. A key in `gone` left the tree with its KV; one in `stateless` lost its state and
-    keeps its rows while an entry above it lives. A key named by the caller but in neither was in use."""
+    keeps its rows while an entry above it lives. A key named by the caller but in neither was in use. `blocks` and
+    `snapshots` became free on the device; what left the host tier is not counted."""
 
     gone: tuple[bytes, ...]
     stateless: tuple[bytes, ...]
@@ -293,6 +295,10 @@ class EngineStats:
     decode_tokens: int
     speculating: int = 0  #: decoding streams that have a drafter
     set_aside: int = 0  #: streams parked for lack of memory, ever
+    host_bytes: int = 0  #: in the host tier
+    spilled: int = 0  #: blocks and states that went there, ever
+    brought_back: int = 0
+    mismatches: int = 0  #: copies that were not what had been taken; each was a miss
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from services.gpu_worker.engine.cache.offload import HostCopy
 from services.gpu_worker.engine.config import BLOCK_ROWS
 
 
@@ -30,6 +31,7 @@ class Entry:
     position: int
     parent: Entry | None
     state: StoredState | None = None
+    host: HostCopy | None = None  #: the state, when it was spilled; never beside `state`
     published: bool = False
     pins: int = 0  #: hits that may still restore the state
     children: int = 0  #: entries whose parent this is, unpublished ones included
@@ -39,6 +41,11 @@ class Entry:
     def blocks(self) -> int:
         """Blocks that this entry owns."""
         return (self.position - self.floor) // BLOCK_ROWS
+
+    @property
+    def kept(self) -> bool:
+        """Whether its state exists, here or in the host tier."""
+        return self.state is not None or self.host is not None
 
     @property
     def floor(self) -> int:
@@ -66,5 +73,5 @@ class Hold:
 
     entry: Entry
     tokens: list[int]
-    blocks: list[int]
+    blocks: list[int]  #: of the rows that are on the device: all of them once the hit was brought back
     waiting: int = field(default=0)  #: submitted choices that have not restored yet

@@ -51,6 +51,15 @@ class KVPool:
             self.v[:, block, :, offset : offset + take] = piece[1]
             position += take
 
+    def read_block(self, block: int) -> Tensor:
+        """Copy one block out: [2, planes, kv_heads, 64, head_dim], keys first."""
+        return torch.stack([self.k[:, block], self.v[:, block]])
+
+    def write_block(self, block: int, rows: Tensor) -> None:
+        """Copy into one block what `read_block` answered."""
+        self.k[:, block] = rows[0]
+        self.v[:, block] = rows[1]
+
     def copy_block(self, source: int, target: int) -> None:
         """Copy one block in all planes (a shared tail block that is about to be written)."""
         self.k[:, target] = self.k[:, source]

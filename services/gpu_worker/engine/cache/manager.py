@@ -1,8 +1,8 @@
 """The cache's one owner: hands out blocks, slots and snapshots, and keeps the prefix tree.
 
-    lookup ─> hold ──admit──> sequence (own references, state restored) ──end──> guard releases
+    lookup ─> hold ──bring_back──> on the device ──admit──> sequence (own references, state restored) ──end──> guard
     prime reaches a boundary ──capture──> pending ──publish──> entry ──evict──> free
-                                              └──discard──> free
+                                              └──discard──> free └─make_room─> host tier
 
 A pending capture already has its place in the tree, so that later captures are charged as if it were granted; no
 lookup finds it. When it is discarded, pending captures that build on it go with it.
@@ -20,9 +20,13 @@ from typing import Protocol
 from torch import Tensor
 
 from services.gpu_worker.engine.cache.entry import Capture, Entry, Hold, StoredState
-from services.gpu_worker.engine.cache.evict import Candidate, choose
+from services.gpu_worker.engine.cache.evict import Candidate, Policy, choose, worst_first
+from services.gpu_worker.engine.cache.moves import Moves
+from services.gpu_worker.engine.cache.offload import HostTier
 from services.gpu_worker.engine.cache.pages import BlockAllocator, IdPool
-from services.gpu_worker.engine.cache.tree import PrefixTree
+from services.gpu_worker.engine.cache.prices import Prices
+from services.gpu_worker.engine.cache.tree import Node, PrefixTree
+from services.gpu_worker.engine.cache.victims import Victims
 from services.gpu_worker.engine.config import BLOCK_ROWS
 from services.gpu_worker.engine.requests import Evicted, GenerateRequest, Hit, PoolCounts
 from services.gpu_worker.engine.sequence import SequenceState
@@ -55,18 +59,32 @@ class CacheManager:
     """All pools and the tree. Not thread-safe: the engine's thread owns it."""
 
     def __init__(
-        self, *, num_blocks: int, num_slots: int, num_snapshots: int, max_pending: int, states: States
+        self,
+        *,
+        num_blocks: int,
+        num_slots: int,
+        num_snapshots: int,
+        max_pending: int,
+        states: States,
+        tier: HostTier,
+        prices: Prices,
+        policy: Policy = worst_first,
     ) -> None:
         self.blocks = BlockAllocator(num_blocks)
         self.slots = IdPool(num_slots, "slot")
         self.snapshots = IdPool(num_snapshots, "snapshot")
         self.tree = PrefixTree()
+        self.tier = tier
         self.capture_failures = 0
         self._states = states
         self._max_pending = max_pending
         self._holds: dict[str, Hold] = {}
         self._pending: dict[int, Capture] = {}
         self._next_capture = 1
+        self._prices = prices
+        self._policy = policy
+        self._moves = Moves(self.tree, self.blocks, self.snapshots, tier)
+        self._victims = Victims(self.tree, self._moves, self._pending, prices)
 
     # -- hits ---------------------------------------------------------------------------------------------------
 
@@ -80,20 +98,14 @@ class CacheManager:
         hold = self._holds.get(request_id)
         if hold is None:
             path = self.tree.match(root, tokens, chain)
-            usable = [
-                node
-                for node in path
-                if node.entry is not None and _restorable(node.entry) and node.position < len(tokens)
-            ]
-            if not usable:
+            entry = _deepest(path, len(tokens))
+            if entry is None:
                 return None
-            entry = usable[-1].entry
-            assert entry is not None
-            depth = entry.position // BLOCK_ROWS
+            rows = path[: entry.position // BLOCK_ROWS]
             hold = Hold(
                 entry=entry,
                 tokens=list(tokens[: entry.position]),
-                blocks=[node.block for node in path[:depth]],
+                blocks=[node.block for node in rows if node.block is not None],
             )
             self.blocks.retain(hold.blocks)
             entry.pins += 1
@@ -104,7 +116,7 @@ class CacheManager:
     def is_resident(self, key: bytes) -> bool:
         """Whether a lookup could restore the entry at `key`."""
         entry = self.tree.entry(key)
-        return entry is not None and _restorable(entry)
+        return entry is not None and entry.published and self._moves.is_whole(entry)
 
     def drop_hit(self, request_id: str) -> bytes | None:
         """Give a hold back; answers its key, or null when there was none."""
@@ -114,6 +126,24 @@ class CacheManager:
         self.blocks.release(hold.blocks)
         hold.entry.pins -= 1
         return hold.entry.key
+
+    def bring_back(self, request_id: str) -> bytes | None:
+        """Bring what a request's hit needs from the host tier to the device, checked, before anybody reads it.
+
+        Null when the hit stands, or there is none. Otherwise it is a miss (C3): answers the key, and the hold is gone.
+        Room for the rows must be free: `fresh_blocks` counts them.
+        """
+        hold = self._holds.get(request_id)
+        if hold is None or (hold.entry.state and len(hold.blocks) * BLOCK_ROWS == hold.entry.position):
+            return None
+        if hold.entry.host is not None and not self.snapshots.free:
+            self.make_room(0, 1)
+        if not self._moves.is_whole(hold.entry) or not self._moves.bring(hold.entry):
+            return self.drop_hit(request_id)
+        rows = [node.block for node in self.tree.path(hold.entry.key) if node.block is not None]
+        self.blocks.retain(set(rows) - set(hold.blocks))
+        hold.blocks = rows
+        return None
 
     def expect(self, request_id: str) -> None:
         """A choice was queued that will want the hold."""
@@ -215,6 +245,7 @@ class CacheManager:
         self, request: GenerateRequest, sequence: SequenceState, chain: Sequence[bytes], state: StoredState
     ) -> Capture:
         key = chain[-1]
+        self._moves.adopt(self.tree.match(request.root, request.tokens, chain), sequence.block_table)
         entry = self.tree.entry(key)
         fresh, splits = entry is None, None
         if entry is None:
@@ -248,6 +279,7 @@ class CacheManager:
         del self._pending[capture_id]
         capture.entry.published = True
         capture.entry.state = capture.state
+        self._moves.ruined.pop(capture.entry.key, None)
         self.tree.touch(capture.entry)
         return True
 
@@ -269,7 +301,7 @@ class CacheManager:
                     and other.capture_id in self._pending
                 ):
                     self._drop(other)
-            self.blocks.release(self.tree.unplace(capture.entry, capture.splits))
+            self._moves.forget_rows(self.tree.unplace(capture.entry, capture.splits))
         self.snapshots.release(capture.state.snapshot)
 
     def has_state(self, request: GenerateRequest, position: int) -> bool:
@@ -277,7 +309,7 @@ class CacheManager:
         entry = self.tree.entry(request.chain[position // BLOCK_ROWS - 1])
         if entry is None:
             return False
-        return entry.state is not None or any(c.entry is entry for c in self._pending.values())
+        return entry.kept or any(c.entry is entry for c in self._pending.values())
 
     def _failed(self, why: str) -> CaptureFailed:
         self.capture_failures += 1
@@ -285,91 +317,79 @@ class CacheManager:
 
     # -- eviction -----------------------------------------------------------------------------------------------
 
+    def make_room(self, blocks: int, snapshots: int) -> None:
+        """Spill idle entries, worst first, until so much is free beyond what is, or the tier has no room left."""
+        blocks, snapshots = self.blocks.free + blocks, self.snapshots.free + snapshots
+        while self.tier.free > 0:
+            short = (blocks - self.blocks.free, snapshots - self.snapshots.free)
+            keys = self._choose(self._victims.to_spill(), *short)
+            if not any([self._spill(key, rows=short[0] > 0) for key in keys]):
+                return
+
+    def spill(self, keys: Iterable[bytes]) -> int:
+        """Move idle entries to the host tier now, as far as it has room; answers how many moved anything."""
+        return sum(self._spill(key, rows=True) for key in keys)
+
+    def _spill(self, key: bytes, *, rows: bool) -> bool:
+        entry = self.tree.entry(key)
+        if entry is None or not self._victims.idle(entry):
+            return False
+        return self._moves.spill_state(entry) + (self._moves.spill_rows(entry) if rows else 0) > 0
+
     def candidates(self, blocks: int, snapshots: int) -> list[bytes]:
-        """Keys whose eviction frees what is wanted, worst first. Takes nothing away."""
-        found = [self._candidate(entry) for entry in self.tree.entries() if self._evictable(entry)]
-        useful = [candidate for candidate in found if candidate.blocks or candidate.snapshots]
-        return choose(useful, blocks=blocks, snapshots=snapshots, now=self.tree.tick)
+        """Keys whose eviction frees what is wanted, worst first. Takes nothing away.
+
+        Entries whose bytes were wrong always come first. With a host tier it is copies there that go, so that
+        `make_room` can follow; entries on the device only when no copy there may go.
+        """
+        keys = self._victims.ruined()
+        if self.tier.used and (blocks > 0 or snapshots > 0):
+            wanted = self._prices.size(max(0, blocks), max(0, snapshots)) - self.tier.free
+            dropped = [key for key in self._victims.to_drop(wanted) if key not in keys]
+            if dropped:
+                return keys + dropped
+        return keys + [
+            key for key in self._choose(self._victims.to_evict(), blocks, snapshots) if key not in keys
+        ]
+
+    def _choose(self, found: Sequence[Candidate], blocks: int, snapshots: int) -> list[bytes]:
+        return choose(found, blocks=blocks, snapshots=snapshots, now=self.tree.tick, policy=self._policy)
 
     def evict(self, keys: Iterable[bytes]) -> Evicted:
         """Free entries: one without children goes with its rows, one with a child loses its state alone."""
         gone: list[bytes] = []
         stateless: list[bytes] = []
         blocks = snapshots = 0
+        ruined = self._moves.ruined
         for key in keys:
             entry = self.tree.entry(key)
-            if entry is None or not self._evictable(entry):
+            if entry is None or not self._victims.evictable(entry):
                 continue
-            snapshots += self._drop_state(entry)
+            snapshots += self._moves.forget_state(entry)
+            ruined.pop(key, None)
             if entry.children:
                 stateless.append(key)
                 continue
             cursor: Entry | None = entry
-            while cursor is not None and self._evictable(cursor) and not cursor.children and not cursor.state:
-                blocks += self.blocks.release(self.tree.unplace(cursor, None))
+            while cursor is not None and self._goes_with_its_child(cursor):
+                blocks += self._moves.forget_rows(self.tree.unplace(cursor, None))
                 gone.append(cursor.key)
                 cursor = cursor.parent
         return Evicted(gone=tuple(gone), stateless=tuple(stateless), blocks=blocks, snapshots=snapshots)
 
+    def _goes_with_its_child(self, entry: Entry) -> bool:
+        """Nothing stands on it any more and its state went before; a ruined one has to be withdrawn first."""
+        idle = self._victims.evictable(entry) and entry.key not in self._moves.ruined
+        return idle and not entry.children and not entry.kept
+
     def reclaimable(self) -> int:
         """Blocks that eviction could free now, one entry after another from the leaves down."""
-        freed = 0
-        busy: set[Entry] = set()
-        for entry in sorted(self.tree.entries(), key=lambda e: -e.position):
-            if entry in busy or not self._evictable(entry, children=None):
-                if entry.parent is not None:
-                    busy.add(entry.parent)
-                continue
-            freed += sum(1 for block in self.tree.span(entry) if self.blocks.refs(block) == 1)
-        return freed
+        return self._victims.reclaimable()
 
-    def _evictable(self, entry: Entry, children: int | None = 1) -> bool:
-        """Granted, not about to be restored, at most so many children, and no pending capture builds on it."""
-        if not entry.published or entry.pins or (children is not None and entry.children > children):
-            return False
-        if any(
-            entry in (capture.entry, capture.splits, capture.parent, capture.entry.parent)
-            for capture in self._pending.values()
-        ):
-            return False
-        return bool(entry.children) or not self._strands(entry)
-
-    def _strands(self, entry: Entry) -> bool:
-        """Whether rows below a leaf would stay for a pending capture alone, which the broker does not know yet.
-
-        For the broker they go with the last child that it knows, so it would refund what is still kept.
-        """
-        below = entry.parent
-        while below is not None and below.state is None:
-            waiting = [c for c in self._pending.values() if c.fresh and c.entry.parent is below]
-            if below.children - len(waiting) > 1:
-                return False
-            if waiting or any(c.entry is below for c in self._pending.values()):
-                return True
-            below = below.parent
-        return False
-
-    def _candidate(self, entry: Entry) -> Candidate:
-        owned = 0
-        if not entry.children:
-            owned = sum(1 for block in self.tree.span(entry) if self.blocks.refs(block) == 1)
-        below = entry.parent
-        while below is not None and below.state is None:
-            below = below.parent
-        return Candidate(
-            key=entry.key,
-            used_at=entry.used_at,
-            replay_tokens=entry.position - (below.position if below else 0),
-            blocks=owned,
-            snapshots=1 if entry.state is not None else 0,
-        )
-
-    def _drop_state(self, entry: Entry) -> int:
-        if entry.state is None:
-            return 0
-        self.snapshots.release(entry.state.snapshot)
-        entry.state = None
-        return 1
+    @property
+    def ruined(self) -> int:
+        """Entries that wait to be withdrawn because their bytes were wrong."""
+        return len(self._victims.ruined()) if self._moves.ruined else 0
 
     # -- accounts -----------------------------------------------------------------------------------------------
 
@@ -381,7 +401,7 @@ class CacheManager:
     def counts(self) -> tuple[PoolCounts, PoolCounts, PoolCounts]:
         """Blocks, slots, snapshots."""
         published = [entry for entry in self.tree.entries() if entry.published]
-        cached_blocks = sum(entry.blocks for entry in published)
+        cached_blocks = sum(entry.blocks for entry in published) - self.tree.away
         cached_states = sum(1 for entry in published if entry.state is not None)
         held = self.blocks.total - self.blocks.free
         return (
@@ -403,6 +423,7 @@ class CacheManager:
     def check(self, sequences: Iterable[SequenceState]) -> None:
         """Recount every reference from its holders. Raises EngineFault on any difference."""
         self.blocks.check()
+        self._moves.check()
         sequences = list(sequences)
         expected: Counter[int] = Counter(self.tree.blocks())
         for hold in self._holds.values():
@@ -420,8 +441,15 @@ class CacheManager:
             raise EngineFault("slots or snapshots are held by nobody")
 
 
-def _restorable(entry: Entry) -> bool:
-    return entry.published and entry.state is not None
+def _deepest(path: Iterable[Node], prompt: int) -> Entry | None:
+    """The deepest entry of a matched path that a prompt of so many tokens can restore: state and all rows exist."""
+    best = None
+    for node in path:
+        if not node.there or node.position >= prompt:
+            break
+        if node.entry is not None and node.entry.published and node.entry.kept:
+            best = node.entry
+    return best
 
 
 def _release_table(blocks: BlockAllocator, sequence: SequenceState) -> None:

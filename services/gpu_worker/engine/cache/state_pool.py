@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 
 import torch
+from torch import Tensor
 
 from kernels.gated_delta import DeltaShape
 from services.gpu_worker.engine.config import ModelDims
@@ -113,6 +114,19 @@ class StatePool:
         self.state[:, slot] = self._snapshot_state[:, snapshot]
         self.windows[:, slot, : self.taps] = self._snapshot_windows[:, snapshot]
         self._position[slot] = self._snapshot_position[snapshot]
+
+    def read_snapshot(self, snapshot: int) -> tuple[Tensor, int]:
+        """Copy a snapshot out: its recurrent, then its conv states as one flat tensor, and its position."""
+        parts = (self._snapshot_state[:, snapshot], self._snapshot_windows[:, snapshot])
+        return torch.cat([part.reshape(-1) for part in parts]), self._snapshot_position[snapshot]
+
+    def write_snapshot(self, snapshot: int, values: Tensor, position: int) -> None:
+        """Copy into a snapshot what `read_snapshot` answered."""
+        state = self._snapshot_state[:, snapshot]
+        state.copy_(values[: state.numel()].view(state.shape))
+        windows = self._snapshot_windows[:, snapshot]
+        windows.copy_(values[state.numel() :].view(windows.shape))
+        self._snapshot_position[snapshot] = position
 
     def digest(self, slot: int) -> bytes:
         """SHA-256 over a settled slot's position and states.

@@ -1,7 +1,7 @@
 """The prefix tree: one node a block of 64 rows, found by its chain key; entries at some nodes.
 
 Invariants, which make the broker's ledger exact:
-- every node's block has one reference of the tree, and every node is owned by exactly one entry: the nearest at or
+- a node's block, where its rows are on the device, has one reference of the tree; and every node is owned by exactly one entry: the nearest at or
   above it (away from the root);
 - the path forks only at entries (or at the root), so that shared rows have one owner;
 - an entry is published only after its parent.
@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from services.gpu_worker.engine.cache.entry import Entry
+from services.gpu_worker.engine.cache.offload import HostCopy
 from services.gpu_worker.engine.config import BLOCK_ROWS
 from shared.errors import EngineFault
 
@@ -27,17 +28,25 @@ class Node:
     key: bytes
     root: bytes
     tokens: tuple[int, ...]
-    block: int
+    block: int | None  #: null = the rows are not on the device
     position: int
     parent: Node | None
     children: dict[bytes, Node] = field(default_factory=dict)
     entry: Entry | None = None
+    host: HostCopy | None = None  #: the rows, when they were spilled; never beside `block`
+
+    @property
+    def there(self) -> bool:
+        """Whether the rows exist, here or in the host tier."""
+        return self.block is not None or self.host is not None
 
 
 class PrefixTree:
     """Nodes and entries by key. Counts no references: the manager does, from what these methods answer."""
 
     def __init__(self) -> None:
+        self.away = 0
+        """Nodes whose rows are not on the device."""
         self._nodes: dict[bytes, Node] = {}
         self._tick = 0
 
@@ -48,9 +57,13 @@ class PrefixTree:
         """All entries, published or not."""
         return (node.entry for node in self._nodes.values() if node.entry is not None)
 
+    def nodes(self) -> Iterator[Node]:
+        """All nodes."""
+        return iter(self._nodes.values())
+
     def blocks(self) -> Iterator[int]:
-        """The block of every node."""
-        return (node.block for node in self._nodes.values())
+        """The blocks of all rows that are on the device."""
+        return (node.block for node in self._nodes.values() if node.block is not None)
 
     def entry(self, key: bytes) -> Entry | None:
         """The entry at a key."""
@@ -68,6 +81,15 @@ class PrefixTree:
                 break
             path.append(node)
         return path
+
+    def path(self, key: bytes) -> list[Node]:
+        """The nodes from the root to the one at `key`."""
+        path: list[Node] = []
+        node: Node | None = self._nodes[key]
+        while node is not None:
+            path.append(node)
+            node = node.parent
+        return path[::-1]
 
     def touch(self, entry: Entry) -> None:
         """Note a use: the deepest used entry alone, not its ancestors."""
@@ -105,7 +127,7 @@ class PrefixTree:
             self._nodes[node.key] = node
             if tip is not None:
                 tip.children[node.key] = node
-            added.append(node.block)
+            added.append(blocks[index])
             tip = node
         return added
 
@@ -136,10 +158,10 @@ class PrefixTree:
         self.touch(entry)
         return entry
 
-    def unplace(self, entry: Entry, heir: Entry | None) -> list[int]:
+    def unplace(self, entry: Entry, heir: Entry | None) -> list[Node]:
         """Take an entry away. With an `heir` (its only child) the rows pass to it; without, they leave the tree.
 
-        Answers the blocks of the nodes that went. Raises EngineFault when other entries stand on it.
+        Answers the nodes that went. Raises EngineFault when other entries stand on it.
         """
         if entry.children != (0 if heir is None else 1) or (heir is not None and heir.parent is not entry):
             raise EngineFault("an entry with children cannot go")
@@ -153,7 +175,7 @@ class PrefixTree:
         gone = []
         while node is not None and node.entry is None and not node.children:
             del self._nodes[node.key]
-            gone.append(node.block)
+            gone.append(node)
             if node.parent is not None:
                 del node.parent.children[node.key]
             node = node.parent
@@ -166,9 +188,9 @@ class PrefixTree:
             (node,) = node.children.values()
         return node.entry
 
-    def span(self, entry: Entry) -> Iterator[int]:
-        """The blocks that an entry owns, from its position towards the root."""
+    def span(self, entry: Entry) -> Iterator[Node]:
+        """The nodes that an entry owns, from its position towards the root."""
         node: Node | None = self._nodes[entry.key]
         while node is not None and node.position > entry.floor:
-            yield node.block
+            yield node
             node = node.parent
