@@ -17,6 +17,7 @@ from services.gpu_worker.engine.batch import DraftRows, PrefillChunk, VerifyRows
 from services.gpu_worker.engine.cache.manager import CacheManager
 from services.gpu_worker.engine.cache.offload import HostTier
 from services.gpu_worker.engine.cache.prices import Prices
+from services.gpu_worker.engine.drafters.ngram import NamespaceIndex, NgramDrafter
 from services.gpu_worker.engine.requests import GenerateRequest
 from services.gpu_worker.engine.sequence import SequenceState
 from services.gpu_worker.engine.sessions.base import Session
@@ -147,6 +148,7 @@ class Bench:
             tier=HostTier(host_bytes, self.model),
             prices=PRICES,
         )
+        self.said = NamespaceIndex()
         self.shape = SessionShape(vocab=VOCAB, hidden=1, max_verify=8, cache_max_ctx=max_ctx)
 
     def open(self, item: GenerateRequest) -> Session:
@@ -156,7 +158,10 @@ class Bench:
         admission = self.cache.admit(item, sequence)
         assert admission is not None
         kind = SpecSession if item.speculation_k else Session
-        return kind(item, sequence, self.shape, last_hidden=admission.last_hidden)
+        session = kind(item, sequence, self.shape, last_hidden=admission.last_hidden)
+        if item.drafter == "ngram" and isinstance(session, SpecSession):
+            session.drafter = NgramDrafter(item.tokens, item.root, self.said)
+        return session
 
     def prime(self, item: GenerateRequest, *, chunk: int = 128) -> Session:
         session = self.open(item)

@@ -145,7 +145,7 @@ async def _work(
         broker=BrokerClient(transport, telemetry, timeout_s=settings.broker_timeout_s),
         metrics=WorkerMetrics(telemetry.registry),
         clock=SYSTEM,
-        max_drafts=settings.max_drafts if engine.dims.has_mtp else 0,
+        max_drafts=settings.max_drafts,
     )
     for stream in subjects.STREAMS:
         await transport.ensure_stream(stream)

@@ -37,7 +37,7 @@ class WorkerSettings(Settings):
     prefill_chunk: int = Field(default=512, ge=BLOCK_ROWS)
     burst_rounds: int = Field(default=8, ge=1)
     busy_burst_rounds: int = Field(default=2, ge=1)
-    drafter: Literal["mtp", "none"] = "mtp"
+    drafter: Literal["mtp", "ngram", "none"] = "mtp"
     speculation_k: int = Field(default=3, ge=0, le=63)
     spec_low: int = Field(default=2, ge=1)
     """Streams, running and queued, up to which a new one gets a drafter."""
@@ -95,7 +95,7 @@ class WorkerSettings(Settings):
 
     @property
     def max_drafts(self) -> int:
-        """Most drafts a round, if the model has a drafter: a request may ask for more than this worker's default."""
+        """Most drafts a round: a request may ask for more, or for another drafter, than this worker's default."""
         return 0 if self.drafter == "none" else self.max_verify - 1
 
     def engine_config(self) -> EngineConfig:

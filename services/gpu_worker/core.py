@@ -36,4 +36,4 @@ class Core:
     metrics: WorkerMetrics
     clock: Clock
     max_drafts: int
-    """Drafts a round that this worker can make: 0 without a drafter. Changes the speed and never the tokens (C1)."""
+    """Most drafts a round here, 0 = none at all. Changes the speed and never the tokens (C1)."""

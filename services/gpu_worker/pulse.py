@@ -51,7 +51,8 @@ class Pulse:
         """The worker as gateways and the broker see it."""
         core, stats = self._core, self._core.host.stats
         dims = core.host.engine.dims
-        drafts = min(core.settings.speculation_k, core.max_drafts)
+        drafter = core.settings.drafter if core.settings.drafter != "mtp" or dims.has_mtp else "none"
+        drafts = min(core.settings.speculation_k, core.max_drafts) if drafter != "none" else 0
         return Heartbeat(
             worker_id=core.identity.worker_id,
             epoch=core.identity.epoch,
@@ -59,7 +60,7 @@ class Pulse:
             fingerprint=core.identity.fingerprint,
             vocabulary_size=dims.vocab,
             max_context=min(core.settings.max_context, dims.max_positions),
-            speculation=Speculation(drafter="mtp" if drafts else "none", k=drafts),
+            speculation=Speculation(drafter=drafter if drafts else "none", k=drafts),
             ready=core.host.loaded and not self.draining and not self.stalled,
             draining=self.draining,
             running=self._running(),

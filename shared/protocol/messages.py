@@ -88,7 +88,7 @@ class CachePlan(Part, frozen=True, kw_only=True):
 class Speculation(Part, frozen=True, kw_only=True):
     """Which drafter and how many drafts a round; k = 0 is plain decode."""
 
-    drafter: Literal["none", "mtp"]
+    drafter: Literal["none", "mtp", "ngram"]
     k: int
 
 

@@ -36,7 +36,7 @@ class StreamOptions(Strict):
 class SpeculationFields(Strict):
     """Drafter and drafts a round; `{"drafter": "none"}` is plain decode. Absent = what the worker runs by default."""
 
-    drafter: Literal["none", "mtp"]
+    drafter: Literal["none", "mtp", "ngram"]
     k: Annotated[int, Field(ge=0)] | None = None
 
 

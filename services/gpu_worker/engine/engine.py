@@ -44,9 +44,8 @@ from services.gpu_worker.engine.requests import (
 from services.gpu_worker.engine.runner import ModelRunner
 from services.gpu_worker.engine.scheduler import Room, Speculation, admissions, plan_step, speculation
 from services.gpu_worker.engine.sequence import SequenceState
-from services.gpu_worker.engine.sessions.base import Session
-from services.gpu_worker.engine.sessions.mtp import SpecSession
-from services.gpu_worker.engine.sessions.outcome import Ending, SessionShape
+from services.gpu_worker.engine.sessions.factory import SessionFactory
+from services.gpu_worker.engine.sessions.outcome import Ending
 from services.gpu_worker.engine.streams import Counters, Stream, Waiting
 from shared.clock import SYSTEM, Clock
 from shared.errors import EngineFault, InvalidRequest, Overloaded
@@ -86,15 +85,7 @@ class Engine:
             tier=HostTier(config.host_tier_bytes, Pools(self.kv, self.states)),
             prices=Prices.of(self.dims),
         )
-        self._shape = SessionShape(
-            vocab=self.dims.vocab,
-            hidden=self.dims.hidden,
-            max_verify=config.max_verify,
-            cache_max_ctx=min(config.max_context, self.dims.max_positions),
-            draft_cost=self._limits.draft_cost,
-            floor=self._limits.floor,
-            floor_rounds=self._limits.floor_rounds,
-        )
+        self._sessions = SessionFactory(self.dims, config, self._limits)
         self._faults = faults
         self._executor = Executor(
             FaultyRunner(self.runner, faults, self._slots) if faults else self.runner,
@@ -171,7 +162,7 @@ class Engine:
     @property
     def window(self) -> int:
         """Most tokens of one sequence, prompt and completion together."""
-        return min(self._shape.cache_max_ctx, self._config.num_blocks * self._config.block_rows)
+        return min(self._sessions.shape.cache_max_ctx, self._config.num_blocks * self._config.block_rows)
 
     def submit(self, request: GenerateRequest) -> None:
         """Queue a request.
@@ -251,20 +242,18 @@ class Engine:
         admission = self._cache.admit(request, sequence)
         if admission is None:
             raise EngineFault("a planned admission did not fit")
-        drafts = request.speculation_k > 0 and self.dims.has_mtp
-        kind = SpecSession if drafts and verdict is Speculation.ADMIT else Session
-        session = kind(
+        speculate = verdict is Speculation.ADMIT
+        session = self._sessions.open(
             request,
             sequence,
-            self._shape,
+            speculate=speculate,
             last_hidden=admission.last_hidden,
-            capture_disabled=past is not None,
             counters=past.counters if past else None,
         )
         session.overshoot = self._faults.overshoot(request.key) if self._faults else 0
         now = self._clock.wall_ns()
         stream = Stream(request=request, session=session, prime_ns=now, past=past)
-        if drafts and kind is Session:
+        if not speculate and self._sessions.drafts(request):
             stream.drafter_off(DrafterOffReason.LOAD)
         self._active.append(stream)
         if past is None:
@@ -370,6 +359,7 @@ class Engine:
         self._active = [stream for stream in self._active if stream.session.ending is None]
         for stream in ended:
             stream.session.park()
+            self._sessions.finished(stream.request, stream.emitted)
             finished = stream.finished(self._clock.wall_ns())
             self._counters.add(finished.telemetry)
             self._events.append(finished)

@@ -1,4 +1,5 @@
-"""One request has one stream (C1): whatever shares the batch, however bursts and chunks are cut, whatever is cached.
+"""One request has one stream (C1): whatever shares the batch, however bursts and chunks are cut, whatever is cached,
+whoever drafts, whenever a stream is demoted or set aside for lack of memory.
 
 Each example runs a random set of requests through one engine with random limits, with arrivals between steps, and
 compares tokens and log probabilities with each request alone, cold, plain, in an engine of its own.
@@ -6,13 +7,15 @@ compares tokens and log probabilities with each request alone, cold, plain, in a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from services.gpu_worker.engine.requests import EngineLimits, GenerateRequest, SamplingParams
+from services.gpu_worker.engine.faults import Faults, OutOfMemory, Phase, StreamKey
+from services.gpu_worker.engine.requests import EngineLimits, GenerateRequest, SamplingParams, SpecGate
 from tests.engine_kit import Driver, Outcome, build, prompt, request, run_one
 
 PARAMS = [
@@ -46,9 +49,29 @@ def truth(which: int, rule: int, budget: int) -> Outcome:
     return run_one(build(), replace(item(which, rule, budget), use_cache=False))
 
 
+class Trouble(Faults):
+    """Launches that do not fit, far enough apart that every stream gets on, and demotions out of turn."""
+
+    def __init__(self, short: set[int], demote_at: int) -> None:
+        self._short = short
+        self._demote_at = demote_at
+        self._launches = 0
+
+    def launched(self, phase: Phase, streams: Sequence[StreamKey]) -> None:
+        self._launches += 1
+        if self._launches in self._short:
+            raise OutOfMemory("no room")
+
+    def demote(self, stream: StreamKey, rounds: int) -> bool:
+        return rounds >= self._demote_at
+
+
+Arrival = tuple[int, int, int, int, int, str, int]
+
+
 @st.composite
-def arrivals(draw: st.DrawFn) -> list[tuple[int, int, int, int, int, int]]:
-    """(steps before it comes, prompt, rule, budget, drafts, journalled tokens)."""
+def arrivals(draw: st.DrawFn) -> list[Arrival]:
+    """(steps before it comes, prompt, rule, budget, drafts, drafter, journalled tokens)."""
     return draw(
         st.lists(
             st.tuples(
@@ -57,6 +80,7 @@ def arrivals(draw: st.DrawFn) -> list[tuple[int, int, int, int, int, int]]:
                 st.integers(0, len(PARAMS) - 1),
                 st.sampled_from([1, 7, 16]),
                 st.integers(0, 7),
+                st.sampled_from(["mtp", "ngram"]),
                 st.integers(0, 16),
             ),
             min_size=1,
@@ -72,27 +96,43 @@ def arrivals(draw: st.DrawFn) -> list[tuple[int, int, int, int, int, int]]:
     granted=st.booleans(),
     blocks=st.sampled_from([9, 64]),
     batch=st.sampled_from([1, 2, 8]),
+    gate=st.sampled_from([None, SpecGate(low=1, high=2), SpecGate()]),
+    short=st.sets(st.integers(0, 40), max_size=2),
+    demote_at=st.sampled_from([0, 2, 5, 99]),
 )
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 def test_c1_tokens_and_logprobs_are_those_of_the_request_alone(
-    plan: list[tuple[int, int, int, int, int, int]],
+    plan: list[Arrival],
     rounds: int,
     chunk: int,
     granted: bool,
     blocks: int,
     batch: int,
+    gate: SpecGate | None,
+    short: set[int],
+    demote_at: int,
 ) -> None:
-    limits = EngineLimits(burst_rounds=rounds, busy_burst_rounds=max(1, rounds // 2))
-    engine = build(limits=limits, prefill_chunk=chunk, num_blocks=blocks, max_batch=batch)
+    limits = EngineLimits(burst_rounds=rounds, busy_burst_rounds=max(1, rounds // 2), spec_gate=gate)
+    engine = build(
+        limits=limits,
+        prefill_chunk=chunk,
+        num_blocks=blocks,
+        max_batch=batch,
+        faults=Trouble(short, demote_at),
+    )
     driver = Driver(engine, grant=lambda _: granted)
     expected: dict[tuple[str, int], tuple[Outcome, int]] = {}
-    for number, (wait, which, rule, budget, drafts, known) in enumerate(plan):
+    for number, (wait, which, rule, budget, drafts, drafter, known) in enumerate(plan):
         for _ in range(wait):
             driver.step()
         alone = truth(which, rule, budget)
         journal = tuple(alone.tokens[:known])
         chosen = replace(
-            item(which, rule, budget), request_id=f"{number}", speculation_k=drafts, emitted=journal
+            item(which, rule, budget),
+            request_id=f"{number}",
+            drafter=drafter,
+            speculation_k=drafts,
+            emitted=journal,
         )
         driver.submit(chosen)
         expected[chosen.key] = (alone, len(journal))

@@ -1,4 +1,5 @@
-"""SpecSession: a session whose drafts come from the model's MTP head, a chain of K one-token drafts a round."""
+"""SpecSession: a session with a drafter. The MTP head is the usual one (a chain of K one-token drafts a round); the n-gram
+drafter takes the same path with drafts of its own, on any model."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from services.gpu_worker.engine.cache.kv_pool import KVPool
 from services.gpu_worker.engine.drafters.base import DraftJob
 from services.gpu_worker.engine.drafters.gate import DraftGate
 from services.gpu_worker.engine.drafters.mtp import MtpDrafter
+from services.gpu_worker.engine.drafters.propose import AnyDrafter
 from services.gpu_worker.engine.requests import DrafterOffReason, GenerateRequest
 from services.gpu_worker.engine.sampling import Row
 from services.gpu_worker.engine.sequence import SequenceState
@@ -35,7 +37,9 @@ class SpecSession(Session):
         last_hidden: Tensor | None = None,
         capture_disabled: bool = False,
         counters: SessionCounters | None = None,
+        drafter: AnyDrafter | None = None,
     ) -> None:
+        """`drafter` = null: the MTP head."""
         super().__init__(
             request,
             sequence,
@@ -44,12 +48,12 @@ class SpecSession(Session):
             capture_disabled=capture_disabled,
             counters=counters,
         )
-        self.drafter: MtpDrafter | None = MtpDrafter()
+        self.drafter: AnyDrafter | None = drafter or MtpDrafter()
         self.off_reason: DrafterOffReason | None = None
         """Why the session itself turned its drafter off."""
         self._gate = DraftGate(
             most=request.speculation_k,
-            cost=shape.draft_cost,
+            cost=shape.draft_cost if isinstance(self.drafter, MtpDrafter) else shape.ngram_cost,
             floor=shape.floor,
             floor_rounds=shape.floor_rounds,
         )
@@ -60,8 +64,8 @@ class SpecSession(Session):
         return self.sequence
 
     def draft_plane_ref(self, kv: KVPool) -> tuple[Tensor, Tensor, int] | None:
-        """(k, v, bytes a row) of the draft plane, read-only; null once the drafter is gone (R-S11)."""
-        if self.drafter is None:
+        """(k, v, bytes a row) of the draft plane, read-only; null without a head that writes it (R-S11)."""
+        if not isinstance(self.drafter, MtpDrafter):
             return None
         plane_bytes = 2 * kv.k.shape[2] * kv.k.shape[4] * kv.k.element_size()
         return kv.k[-1], kv.v[-1], plane_bytes
@@ -103,7 +107,7 @@ class SpecSession(Session):
 
     # -- rounds -------------------------------------------------------------------------------------------------
 
-    def draft_job(self) -> tuple[MtpDrafter, DraftJob] | None:
+    def draft_job(self) -> tuple[AnyDrafter, DraftJob] | None:
         """What to draft for the next round; null once demoted.
 
         Near the end of the context the session demotes: k is 0 from there on and the drafter goes (R-S9).

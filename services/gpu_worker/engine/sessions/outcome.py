@@ -36,7 +36,8 @@ class SessionShape:
     hidden: int
     max_verify: int  #: most columns of one verify
     cache_max_ctx: int  #: most rows of one sequence
-    draft_cost: float = 0.0  #: of one draft, in verify passes; 0 = always draft as many as asked
+    draft_cost: float = 0.0  #: of one draft of the head, in verify passes; 0 = always draft as many as asked
+    ngram_cost: float = 0.0  #: the same of an n-gram draft: its column of the verify alone
     floor: float = 0.0  #: tokens a verify under which a drafter is turned off; 0 = never
     floor_rounds: int = 1  #: rounds that are judged together
 

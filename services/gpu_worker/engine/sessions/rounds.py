@@ -10,7 +10,7 @@ from torch import Tensor
 
 from services.gpu_worker.engine.batch import VerifyRows
 from services.gpu_worker.engine.drafters.base import DraftForward
-from services.gpu_worker.engine.drafters.mtp import draft_chains
+from services.gpu_worker.engine.drafters.propose import propose
 from services.gpu_worker.engine.sessions.base import Session
 from services.gpu_worker.engine.sessions.mtp import SpecSession
 from shared.errors import EngineFault
@@ -48,11 +48,11 @@ def run_round(sessions: Sequence[Session], runner: Forward) -> bool:
 
 
 def _propose(live: Sequence[Session], runner: Forward) -> list[list[int]]:
-    """Drafts of every session: journalled tokens first, else the MTP head's chain, else none."""
+    """Drafts of every session: journalled tokens first, else what its drafter says, else none."""
     jobs = {}
     for index, session in enumerate(live):
         job = session.draft_job() if isinstance(session, SpecSession) else None
         if job is not None:
             jobs[index] = job
-    chains = dict(zip(jobs, draft_chains(list(jobs.values()), runner), strict=True)) if jobs else {}
-    return [session.replay_drafts() or chains.get(index, []) for index, session in enumerate(live)]
+    drafts = dict(zip(jobs, propose(list(jobs.values()), runner), strict=True))
+    return [session.replay_drafts() or drafts.get(index, []) for index, session in enumerate(live)]

@@ -1,0 +1,81 @@
+"""Opens sessions: which kind a request gets, with which drafter, and what finished streams leave for later ones."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from services.gpu_worker.engine.config import EngineConfig, ModelDims
+from services.gpu_worker.engine.drafters.mtp import MtpDrafter
+from services.gpu_worker.engine.drafters.ngram import NamespaceIndex, NgramDrafter
+from services.gpu_worker.engine.drafters.propose import AnyDrafter
+from services.gpu_worker.engine.requests import EngineLimits, GenerateRequest
+from services.gpu_worker.engine.sequence import SequenceState
+from services.gpu_worker.engine.sessions.base import Session
+from services.gpu_worker.engine.sessions.mtp import SpecSession
+from services.gpu_worker.engine.sessions.outcome import SessionShape
+from services.gpu_worker.engine.sessions.telemetry import SessionCounters
+
+
+class SessionFactory:
+    """One an engine."""
+
+    def __init__(self, dims: ModelDims, config: EngineConfig, limits: EngineLimits) -> None:
+        self.shape = SessionShape(
+            vocab=dims.vocab,
+            hidden=dims.hidden,
+            max_verify=config.max_verify,
+            cache_max_ctx=min(config.max_context, dims.max_positions),
+            draft_cost=limits.draft_cost,
+            ngram_cost=limits.ngram_cost,
+            floor=limits.floor,
+            floor_rounds=limits.floor_rounds,
+        )
+        self._has_mtp = dims.has_mtp
+        self._said = NamespaceIndex()
+
+    def drafts(self, request: GenerateRequest) -> bool:
+        """Whether the request asks for a drafter that this model can have."""
+        if request.speculation_k < 1 or request.drafter == "none":
+            return False
+        return request.drafter == "ngram" or self._has_mtp
+
+    def open(
+        self,
+        request: GenerateRequest,
+        sequence: SequenceState,
+        *,
+        speculate: bool,
+        last_hidden: Tensor | None,
+        counters: SessionCounters | None = None,
+    ) -> Session:
+        """A session at the start of its prime. `counters` = of an earlier life, whose stream this one replays: it
+        captures nothing (R-S8)."""
+        replays = counters is not None
+        if not (speculate and self.drafts(request)):
+            return Session(
+                request,
+                sequence,
+                self.shape,
+                last_hidden=last_hidden,
+                capture_disabled=replays,
+                counters=counters,
+            )
+        return SpecSession(
+            request,
+            sequence,
+            self.shape,
+            last_hidden=last_hidden,
+            capture_disabled=replays,
+            counters=counters,
+            drafter=self._drafter(request),
+        )
+
+    def finished(self, request: GenerateRequest, completion: list[int]) -> None:
+        """Let later n-gram drafters of the namespace know what was said, if the request may leave traces."""
+        if request.drafter == "ngram" and request.use_cache and completion:
+            self._said.learn(request.root, [*request.tokens, *completion], len(request.tokens))
+
+    def _drafter(self, request: GenerateRequest) -> AnyDrafter:
+        if request.drafter == "ngram":
+            return NgramDrafter(request.tokens, request.root, self._said)
+        return MtpDrafter()
