@@ -11,5 +11,5 @@ It knows chain keys and byte counts, never tokens, texts or devices.
     identity    keys -> tenants                   presence   workers, epochs, what dies with them
     handlers    one function per broker call      server     calls, heartbeats and terminal frames from the queue
     sweeper     what expires                      settle     terminal frames -> usage rows
-    admin, audit, cli   administration            app        the process
+    admin, audit        administration            app        the process
 """

@@ -13,7 +13,7 @@ from sqlalchemy import delete, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from services.cache_broker import accounts
+from services.cache_broker import accounts, presence
 from services.cache_broker.catalogue import COLUMNS, EntryRow, drop, held_by, key_among, leased
 from services.cache_broker.models import Entry, LeaseRow, Tenant
 from shared.protocol.messages import Lease, LeaseReply, Withdraw, WithdrawReply
@@ -65,7 +65,12 @@ async def release(connection: AsyncConnection, lease_id: str) -> None:
 
 
 async def withdraw(connection: AsyncConnection, call: Withdraw, *, now: datetime) -> WithdrawReply:
-    """Take a worker's entries out of sight, except those that are leased or not yet committed."""
+    """Take a worker's entries out of sight, except those that are leased or not yet committed.
+
+    Raises:
+        Conflict: `epoch_gone`. A call without keys asks for nothing else.
+    """
+    await presence.check(connection, call.worker_id, call.epoch)
     entries = await _lock_held(connection, call.worker_id, call.epoch, call.keys)
     pinned = await _leased(connection, [entry.id for entry in entries], now)
     refused = {entry.key for entry in entries if entry.state == "reserved" or entry.id in pinned}

@@ -59,8 +59,18 @@ async def admit(
         id=worker, epoch=epoch, fingerprint=fingerprint, last_seen=now, beat_ns=0, reaped=None
     )
     await connection.execute(statement.on_conflict_do_nothing())
-    row = (await connection.execute(select(Worker.epoch, Worker.reaped).where(Worker.id == worker))).one()
-    if row.epoch != epoch or row.reaped is not None:
+    await check(connection, worker, epoch)
+
+
+async def check(connection: AsyncConnection, worker: str, epoch: str) -> None:
+    """Refuse an epoch that is over. A worker that was never seen passes: it holds nothing yet.
+
+    Raises:
+        Conflict: `epoch_gone`, as for `admit`.
+    """
+    known = select(Worker.epoch, Worker.reaped).where(Worker.id == worker)
+    row = (await connection.execute(known)).one_or_none()
+    if row is not None and (row.epoch != epoch or row.reaped is not None):
         raise Conflict("this epoch of the worker is over", code="epoch_gone")
 
 

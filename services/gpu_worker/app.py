@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from typing import Final
@@ -16,7 +15,7 @@ from typing import Final
 from services.gpu_worker.api import EngineApi
 from services.gpu_worker.broker import BrokerClient
 from services.gpu_worker.config import WorkerSettings
-from services.gpu_worker.core import Core, Identity
+from services.gpu_worker.core import Core, Identity, new_epoch
 from services.gpu_worker.host import EngineHost
 from services.gpu_worker.metrics import EngineCollector, WorkerMetrics
 from services.gpu_worker.worker import Worker
@@ -135,7 +134,7 @@ async def _work(
         settings=settings,
         identity=Identity(
             worker_id=settings.worker_id,
-            epoch=secrets.token_hex(8),
+            epoch=new_epoch(),
             model=settings.model_name,
             fingerprint=engine.fingerprint,
         ),

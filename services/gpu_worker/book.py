@@ -38,6 +38,10 @@ class EntryBook:
         """Of an entry, 0 for the root. Raises KeyError for an entry that is not held."""
         return 0 if key is None else self._records[key].position
 
+    def deepest_first(self) -> tuple[bytes, ...]:
+        """Every key, an entry before the one that it stands on."""
+        return tuple(sorted(self._records, key=lambda key: self._records[key].position, reverse=True))
+
     def publish(self, root: bytes, capture: Captured) -> None:
         """A capture became an entry, or an entry got its state back."""
         known = self._records.get(capture.key)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TypeVar
 
 from opentelemetry.trace import SpanKind
@@ -30,6 +31,8 @@ class BrokerClient:
         self._transport = transport
         self._telemetry = telemetry
         self._timeout_s = timeout_s
+        self.on_epoch_gone: Callable[[], None] = _nothing
+        """Called whenever the broker refuses a call because this worker's epoch is over."""
 
     async def ask(self, call: BrokerCall, reply: type[R], parent: Parent = None) -> R:
         """The broker's answer.
@@ -50,5 +53,11 @@ class BrokerClient:
             if answer.failure is not None:
                 refused = BrokerRefused(answer.failure)
                 fail(span, refused)
+                if refused.code == "epoch_gone":
+                    self.on_epoch_gone()
                 raise refused
             return answer
+
+
+def _nothing() -> None:
+    """Nobody minds."""

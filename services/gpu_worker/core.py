@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import dataclass
 
 from services.gpu_worker.broker import BrokerClient
@@ -13,14 +14,23 @@ from shared.telemetry import Telemetry
 from shared.transport.base import Transport
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Identity:
-    """`epoch` is new at every start: what an older epoch held is gone."""
+    """`epoch` is new at every start, and after the broker declared it over: what an older epoch held is gone."""
 
     worker_id: str
     epoch: str
     model: str
     fingerprint: str
+
+    def begin_epoch(self) -> None:
+        """From now on this worker speaks as one that holds nothing."""
+        self.epoch = new_epoch()
+
+
+def new_epoch() -> str:
+    """An epoch that no worker ever had."""
+    return secrets.token_hex(8)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -57,6 +57,11 @@ class Debts:
         """A new entry of this key stands at the broker."""
         self._freed.pop(key, None)
 
+    def clear(self) -> None:
+        """The broker knows nothing of all that any more."""
+        self._freed.clear()
+        self._reserved.clear()
+
     async def pay(self, parent: Parent) -> bool:
         """Tell it. False when the broker could not be told."""
         if not len(self):

@@ -84,6 +84,15 @@ class Evictor:
             await self._evict(dict.fromkeys(keys, False), reason=reason)
             self._wake.set()
 
+    async def start_over(self) -> int:
+        """The broker declared this epoch over and charges nothing of it: begin another, and free everything, what is in
+        use when its use ends. Returns how many entries gave something back now."""
+        async with self.turn:
+            self._core.identity.begin_epoch()
+            freed = await self._evict(dict.fromkeys(self._book.deepest_first(), True), reason="epoch")
+            self._debts.clear()
+            return freed
+
     async def run(self) -> None:
         """Keep room in the pools, and pay what is owed. Ends by cancellation alone."""
         while True:

@@ -50,6 +50,11 @@ class WorkerMetrics:
             "Streams set aside because a step did not fit into memory",
             registry=registry,
         )
+        self.epochs = Counter(
+            "burstline_worker_epochs_lost",
+            "Epochs that the broker declared over: everything cached was given back",
+            registry=registry,
+        )
         self.frames = Counter("burstline_worker_frames", "Token frames journalled", registry=registry)
         self.stalls = Counter(
             "burstline_worker_stalled_requests",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from typing import Final
 
 from services.gpu_worker.core import Core
 from shared.errors import BurstlineError, EngineFault
@@ -13,13 +14,18 @@ from shared.protocol.messages import Heartbeat, Speculation
 
 log = logging.getLogger(__name__)
 
+_SILENT_BEATS: Final = 3
+
 
 class Pulse:
     """What others see of this worker. Belongs to the event loop."""
 
-    def __init__(self, core: Core, *, running: Callable[[], int]) -> None:
+    def __init__(self, core: Core, *, running: Callable[[], int], after_silence: Callable[[], None]) -> None:
+        """`after_silence` is called when a beat gets through after so long a silence that the broker may have noticed."""
         self._core = core
         self._running = running
+        self._after_silence = after_silence
+        self._heard_ns = core.clock.monotonic_ns()
         self.draining = False
 
     @property
@@ -46,6 +52,13 @@ class Pulse:
             await self._core.transport.publish(subject, codec.encode(self.heartbeat()))
         except BurstlineError as error:
             log.warning("no heartbeat could be sent (%s)", error.code)
+            return
+        # A connection that is away takes the beat all the same; only a round trip tells.
+        if await self._core.transport.ready():
+            now = self._core.clock.monotonic_ns()
+            silence_s, self._heard_ns = (now - self._heard_ns) / 1e9, now
+            if silence_s > _SILENT_BEATS * self._core.settings.heartbeat_s:
+                self._after_silence()
 
     def heartbeat(self) -> Heartbeat:
         """The worker as gateways and the broker see it."""

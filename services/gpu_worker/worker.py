@@ -15,6 +15,7 @@ from services.gpu_worker.attempt import Attempt
 from services.gpu_worker.book import EntryBook
 from services.gpu_worker.core import Core
 from services.gpu_worker.engine.requests import Captured, Event, Finished
+from services.gpu_worker.epochs import Epochs
 from services.gpu_worker.evict import Evictor
 from services.gpu_worker.item import WorkItem
 from services.gpu_worker.publish import Publisher
@@ -52,7 +53,8 @@ class Worker:
         self._numbers = itertools.count(1)
         self._busy = asyncio.Event()
         core.host.deliver_to(self.on_events)
-        self.pulse = Pulse(core, running=lambda: self.room.taken)
+        self.epochs = Epochs(core, self.evictor, beat=lambda: self.pulse.beat())
+        self.pulse = Pulse(core, running=lambda: self.room.taken, after_silence=self.epochs.doubt)
 
     # ---- supervision -----------------------------------------------------------------------------------------------
 
@@ -76,6 +78,7 @@ class Worker:
                 supervisor.spawn("heartbeat", self.pulse.run())
                 supervisor.spawn("captures", self.publisher.run())
                 supervisor.spawn("eviction", self.evictor.run())
+                supervisor.spawn("epoch", self.epochs.run())
                 supervisor.spawn("engine", core.host.failed())
                 await self._pull(puller, drain)
                 await self._settle(core.settings.drain_limit_s)

@@ -362,7 +362,8 @@ class Release(Message, frozen=True, kw_only=True):
 
 class Withdraw(Message, frozen=True, kw_only=True):
     """A holder wants to free entries: refused for those that are leased or not yet committed; the rest are gone for
-    lookups from now on. Keys that the broker does not know may be freed. Idempotent."""
+    lookups from now on. Keys that the broker does not know may be freed. Idempotent. Failure `epoch_gone` when the
+    broker declared this epoch over: none of its entries is known any more. Without keys it asks just that."""
 
     worker_id: str
     epoch: str

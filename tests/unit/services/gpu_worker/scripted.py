@@ -297,6 +297,8 @@ class ScriptedBroker:
     evict: tuple[bytes, ...] = ()
     refuse_withdraw: set[bytes] = field(default_factory=set)
     failing: set[type[Message]] = field(default_factory=set)
+    over: set[str] = field(default_factory=set)
+    """Epochs that were declared over."""
     calls: list[BrokerCall] = field(default_factory=list)
     leases: set[str] = field(default_factory=set)
     headers: list[dict[str, str]] = field(default_factory=list)
@@ -320,6 +322,12 @@ class ScriptedBroker:
         if type(call) in self.failing:
             failure = Failure(code="broken", message="told to fail", status=500, retry_after_s=None)
             return codec.encode(Done(failure=failure))
+        if isinstance(call, Reserve | Withdraw) and call.epoch in self.over:
+            failure = Failure(code="epoch_gone", message="told so", status=409, retry_after_s=None)
+            if isinstance(call, Withdraw):
+                return codec.encode(WithdrawReply(failure=failure, withdrawn=(), refused=call.keys))
+            refused = ReserveReply(failure=failure, decision="exists", reservation_id=None, evict=())
+            return codec.encode(refused)
         return codec.encode(self._reply(call))
 
     def _reply(self, call: Message) -> Message:
