@@ -212,6 +212,7 @@ class Engine:
         self._decode(plan.rounds, verdict)
         self._begin_again()
         self._retire()
+        self._make_room()
         events, self._events = self._events, []
         return events
 

@@ -339,14 +339,14 @@ class CacheManager:
     def candidates(self, blocks: int, snapshots: int) -> list[bytes]:
         """Keys whose eviction frees what is wanted, worst first. Takes nothing away.
 
-        Entries whose bytes were wrong always come first. With a host tier it is copies there that go, so that
-        `make_room` can follow; entries on the device only when no copy there may go.
+        Entries whose bytes were wrong always come first. With a host tier that is full it is copies there that go, so
+        that `make_room` can follow; entries on the device only when no copy may go.
         """
         keys = self._victims.ruined()
         if self.tier.used and (blocks > 0 or snapshots > 0):
             wanted = self._prices.size(max(0, blocks), max(0, snapshots)) - self.tier.free
             dropped = [key for key in self._victims.to_drop(wanted) if key not in keys]
-            if dropped:
+            if dropped or wanted <= 0:
                 return keys + dropped
         return keys + [
             key for key in self._choose(self._victims.to_evict(), blocks, snapshots) if key not in keys
