@@ -23,11 +23,11 @@ app = typer.Typer(
 EVERYTHING: Final = "demo"
 # Sub-commands that live with their owner: name -> (module, its typer app, extra, help).
 DELEGATED: Final = {
-    "tenant": ("services.cache_broker.cli", "tenant", "broker", "Create, list and disable tenants."),
-    "key": ("services.cache_broker.cli", "key", "broker", "Create, list and revoke API keys."),
-    "quota": ("services.cache_broker.cli", "quota", "broker", "Show and set a tenant's limits."),
-    "entries": ("services.cache_broker.cli", "entries", "broker", "List and delete prefix entries."),
-    "audit": ("services.cache_broker.cli", "audit", "broker", "Check that ledger, entries and bytes agree."),
+    "tenant": ("services.administration", "tenant", "broker", "Create, list and disable tenants."),
+    "key": ("services.administration", "key", "broker", "Create, list and revoke API keys."),
+    "quota": ("services.administration", "quota", "broker", "Show and set a tenant's limits."),
+    "entries": ("services.administration", "entries", "broker", "List and delete prefix entries."),
+    "audit": ("services.administration", "audit", "broker", "Check that ledger, entries and bytes agree."),
     "bench": (
         "services.bench.command",
         "app",

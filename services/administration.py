@@ -1,0 +1,254 @@
+"""`burstline tenant | key | quota | entries | audit`: administration from the terminal.
+
+They speak to the database that BURSTLINE_DATABASE_URL names, else to the stack that runs on the data folder: a
+composition root, which is why it does not live in the broker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Coroutine
+from contextlib import AsyncExitStack
+from datetime import timedelta
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from services.cache_broker import admin
+from services.cache_broker.audit import Report
+from services.cache_broker.audit import audit as run_audit
+from services.cache_broker.config import BrokerSettings
+from services.cache_broker.database import Database, Work
+from services.cache_broker.report import bars, evidence
+from services.embedded.discovery import discover
+from shared.clock import SYSTEM
+from shared.config import CommonSettings, load
+from shared.errors import BurstlineError
+from shared.transport.access import Access
+from shared.transport.nats import connect
+
+T = TypeVar("T")
+
+tenant = typer.Typer(add_completion=False, no_args_is_help=True, help="Tenants.")
+key = typer.Typer(add_completion=False, no_args_is_help=True, help="API keys.")
+quota = typer.Typer(add_completion=False, no_args_is_help=True, help="A tenant's limits.")
+entries = typer.Typer(add_completion=False, no_args_is_help=True, help="Prefix entries.")
+audit = typer.Typer(add_completion=False)
+
+_UNITS = {"": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
+TenantName = Annotated[str, typer.Argument(help="The tenant's name or id.")]
+
+
+def parse_bytes(value: str) -> int:
+    """`4GiB`, `512 MiB` or a plain number of bytes."""
+    number = value.strip().rstrip("KkMmGgTtIiBb ")
+    unit = value.strip()[len(number) :].strip().lower()
+    try:
+        return int(number) * _UNITS[unit]
+    except (ValueError, KeyError) as error:
+        raise typer.BadParameter("a number of bytes, or with KiB, MiB, GiB, TiB") from error
+
+
+Bytes = Annotated[
+    int | None, typer.Option("--cache-bytes", parser=parse_bytes, metavar="BYTES", help="e.g. 4GiB")
+]
+Concurrent = Annotated[
+    int | None, typer.Option("--max-concurrent", min=0, help="Requests in flight; 0 = no limit.")
+]
+
+
+@tenant.command("create")
+def tenant_create(name: str, cache_bytes: Bytes = None, max_concurrent: Concurrent = None) -> None:
+    """Make a tenant with its limits."""
+    size = admin.DEFAULT_CACHE_BYTES if cache_bytes is None else cache_bytes
+    identifier = _do(
+        lambda c: admin.create_tenant(
+            c, name, now=SYSTEM.now(), cache_bytes=size, max_concurrent=max_concurrent or None
+        )
+    )
+    typer.echo(identifier)
+
+
+@tenant.command("list")
+def tenant_list() -> None:
+    """All tenants."""
+    _show(
+        ("id", "name", "created", "disabled"),
+        [(one.id, one.name, one.created, one.disabled) for one in _do(admin.list_tenants)],
+    )
+
+
+@tenant.command("disable")
+def tenant_disable(name: TenantName) -> None:
+    """Refuse the tenant's keys and take its entries out of use."""
+    _do(lambda c: admin.disable_tenant(c, name, now=SYSTEM.now()))
+
+
+@key.command("create")
+def key_create(
+    tenant: TenantName,
+    name: Annotated[str, typer.Option(help="What it is for.")] = "",
+    days: Annotated[float | None, typer.Option(min=0, help="Days until it expires.")] = None,
+) -> None:
+    """Make a key. It is printed once and cannot be shown again."""
+    now = SYSTEM.now()
+    expires = None if days is None else now + timedelta(days=days)
+    made = _do(lambda c: admin.create_key(c, tenant, now=now, name=name, expires=expires))
+    typer.echo(made.key)
+    typer.echo(f"id {made.id}; keep the key, it is not shown again", err=True)
+
+
+@key.command("list")
+def key_list(tenant: Annotated[str | None, typer.Argument(help="Of this tenant alone.")] = None) -> None:
+    """Keys, without their secrets."""
+    _show(
+        ("id", "tenant", "name", "begins", "created", "expires", "revoked", "last used"),
+        [
+            (one.id, one.tenant, one.name, one.prefix, one.created, one.expires, one.revoked, one.last_used)
+            for one in _do(lambda c: admin.list_keys(c, tenant))
+        ],
+    )
+
+
+@key.command("revoke")
+def key_revoke(key: Annotated[str, typer.Argument(help="Its id, or how it begins.")]) -> None:
+    """Refuse a key from now on (gateways remember a good one for a few seconds)."""
+    _do(lambda c: admin.revoke_key(c, key, now=SYSTEM.now()))
+
+
+@quota.command("show")
+def quota_show(tenant: TenantName) -> None:
+    """A tenant's limits and what of them is used."""
+    one = _do(lambda c: admin.find_tenant(c, tenant))
+    limit = "none" if one.max_concurrent is None else one.max_concurrent
+    _show(
+        ("tenant", "cache bytes", "used bytes", "max concurrent"),
+        [(one.name, one.cache_bytes, one.used_bytes, limit)],
+    )
+
+
+@quota.command("set")
+def quota_set(tenant: TenantName, cache_bytes: Bytes = None, max_concurrent: Concurrent = None) -> None:
+    """Change a tenant's limits. A byte limit below what is used only stops growth."""
+    _do(lambda c: admin.set_quota(c, tenant, cache_bytes=cache_bytes, max_concurrent=max_concurrent))
+
+
+@entries.command("list")
+def entries_list(tenant: TenantName, limit: Annotated[int, typer.Option(min=1, max=10_000)] = 50) -> None:
+    """A tenant's entries, most recently used first."""
+    _show(
+        ("id", "key", "tokens", "from", "state", "state bytes", "kv bytes", "hits", "last used", "workers"),
+        [
+            (
+                one.id, one.key.hex()[:16], one.position, one.parent_position, one.state, one.state_bytes,
+                one.kv_bytes, one.hits, one.last_used, ", ".join(one.workers),
+            )
+            for one in _do(lambda c: admin.list_entries(c, tenant, limit=limit))
+        ],
+    )  # fmt: skip
+
+
+@entries.command("delete")
+def entries_delete(tenant: TenantName) -> None:
+    """Take a tenant's entries out of use; their worker frees the bytes when it next needs room for the tenant."""
+    number = _do(lambda c: admin.withdraw_entries(c, tenant))
+    typer.echo(f"{number} entries are out of use")
+
+
+@audit.command()
+def audit_command(
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the evidence object here.")] = None,
+) -> None:
+    """Check the books of every tenant and ask every living worker. Exits 1 on a difference, 2 if not measured."""
+    report = _await(_audit(), status=2)
+    fields = ("tenant", "quota_bytes", "counter_bytes", "ledger_bytes", "entry_bytes", "entries", "orphans")
+    _show(fields, [tuple(getattr(books, name) for name in fields) for books in report.books])
+    for difference in report.differences:
+        typer.echo(
+            f"{difference.worker}: entry {difference.key} has {difference.real_bytes} bytes, "
+            f"charged {difference.charged_bytes}"
+        )
+    typer.echo(f"workers asked: {', '.join(report.asked) or 'none'}")
+    if report.silent:
+        typer.echo(f"workers that did not answer: {', '.join(report.silent)}")
+    found = bars(report)
+    for bar in found:
+        typer.echo(f"{'ok  ' if bar['holds'] else 'FAIL'} {bar['name']}: {bar['value']} {bar['unit']}")
+    if json_file is not None:
+        json_file.write_text(
+            json.dumps(evidence(report, now=SYSTEM.now()), indent=2) + "\n", encoding="utf-8"
+        )
+    if not all(bar["holds"] for bar in found):
+        raise typer.Exit(1)
+
+
+async def _audit() -> Report:
+    database_url, nats_url = _addresses()
+    common = load(CommonSettings)
+    async with AsyncExitStack() as stack:
+        database = Database(database_url, load(BrokerSettings), application="burstline-audit")
+        stack.push_async_callback(database.close)
+        transport = await connect(nats_url, name="burstline-audit", access=Access.of(common))
+        stack.push_async_callback(transport.close)
+        return await run_audit(database, transport, SYSTEM)
+
+
+def _do(work: Work[T]) -> T:
+    """Run one transaction against the database in question."""
+    return _await(_transaction(work), status=1)
+
+
+async def _transaction(work: Work[T]) -> T:
+    database = Database(_addresses()[0], load(BrokerSettings), application="burstline-admin")
+    try:
+        return await database.run(work)
+    finally:
+        await database.close()
+
+
+def _await(work: Coroutine[Any, Any, T], *, status: int) -> T:
+    try:
+        return asyncio.run(work)
+    except BurstlineError as error:
+        typer.echo(f"burstline: {error.message}", err=True)
+        raise typer.Exit(status) from error
+
+
+def _addresses() -> tuple[str, str]:
+    """The database and the NATS server in question."""
+    common = load(CommonSettings)
+    if common.database_url is not None:
+        return common.database_url.get_secret_value(), common.nats_url
+    stack = discover(common.data_dir)
+    if stack is None:
+        typer.echo(
+            f"burstline: nothing runs on {common.data_dir}: start `burstline up`, or set BURSTLINE_DATABASE_URL "
+            "(and BURSTLINE_DATA_DIR for a stack elsewhere)",
+            err=True,
+        )
+        raise typer.Exit(2)
+    return stack.database_url, stack.nats_url
+
+
+def _show(columns: tuple[str, ...], rows: list[tuple[object, ...]]) -> None:
+    """A table on a terminal, tab-separated lines elsewhere."""
+    if not sys.stdout.isatty():
+        typer.echo("\t".join(columns))
+        for row in rows:
+            typer.echo("\t".join(_text(value) for value in row))
+        return
+    table = Table(*columns)
+    for row in rows:
+        table.add_row(*map(_text, row))
+    Console().print(table)
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return "-"
+    return value.isoformat(timespec="seconds") if hasattr(value, "isoformat") else str(value)
