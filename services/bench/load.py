@@ -6,17 +6,16 @@ the budget; when one ends the next begins, so that the batch stays full until th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from services.bench.figures import Pass, by_position
-from services.gpu_worker.engine.batch import VerifyRows
-from services.gpu_worker.engine.config import EngineConfig
+from services.gpu_worker.engine.config import BLOCK_ROWS, EngineConfig
+from services.gpu_worker.engine.faults import Faults, Phase, StreamKey
 from services.gpu_worker.engine.models.loader import LoadedModel
-from services.gpu_worker.engine.requests import Burst, EngineLimits, GenerateRequest, SamplingParams
-from services.gpu_worker.engine.runner import ModelRunner
-from services.prove.axes import Drafting
+from services.gpu_worker.engine.requests import Burst, GenerateRequest, SamplingParams
+from services.prove.axes import Drafting, Policy
 from services.prove.driver import Driver, WatchedEngine
 from services.prove.prompts import CONVERT, chat_tokens
 from shared.clock import SYSTEM
@@ -26,6 +25,8 @@ ROOT: Final = bytes(32)
 MAX_TOKENS: Final = 96
 CONTEXT: Final = 1024
 BURST_ROUNDS: Final = 8
+SHARED_BLOCKS: Final = 64
+"""For the prompts that are cached before a pass."""
 SYSTEM_PROMPT: Final = "You are the Burstline help desk. Answer in one or two sentences. Use a tool when one fits, and quote its result."
 QUESTIONS: Final = (
     "What is Burstline?",
@@ -53,10 +54,10 @@ RULES: Final[Mapping[str, SamplingParams]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Arm:
-    """One way to decode. `gated`: the engine's own gate shortens drafts that do not pay; otherwise K is always drafted."""
+    """One way to decode. `policy` says when the engine may draft less than asked."""
 
     drafting: Drafting
-    gated: bool = False
+    policy: Policy
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,30 +87,24 @@ class Load:
         )
 
 
-class _Counted:
-    """A runner that counts its trunk forwards of decode."""
+class _Forwards(Faults):
+    """Breaks nothing: counts the trunk forwards of decode."""
 
-    def __init__(self, runner: ModelRunner) -> None:
-        self._runner = runner
-        self.forwards = 0
+    def __init__(self) -> None:
+        self.count = 0
 
-    def verify(self, rows: list[VerifyRows]) -> object:
-        self.forwards += 1
-        return self._runner.verify(rows)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._runner, name)
+    def launched(self, phase: Phase, streams: Sequence[StreamKey]) -> None:
+        self.count += phase == "verify"
 
 
 def measure(model: LoadedModel, load: Load, arm: Arm) -> Pass:
     """Run a load once on a fresh engine whose cache holds the shared prefix."""
-    engine = _engine(model, load.batch, arm)
-    counted = _Counted(engine.runner)
-    engine.runner = cast("ModelRunner", counted)
+    forwards = _Forwards()
+    engine = _engine(model, load.batch, arm.policy, forwards)
     requests = load.requests(arm.drafting, model.eos_ids)
     _warm(engine, requests)
     driver = Driver(engine)
-    counted.forwards, began = 0, SYSTEM.monotonic_ns()
+    forwards.count, began = 0, SYSTEM.monotonic_ns()
     for request in requests:
         driver.submit(request)
     spans: set[tuple[int, int]] = set()
@@ -127,28 +122,23 @@ def measure(model: LoadedModel, load: Load, arm: Arm) -> Pass:
         decode_tokens=tokens,
         decode_seconds=sum(end - start for start, end in spans) / 1e9,
         wall_seconds=wall_ns / 1e9,
-        forwards=counted.forwards,
+        forwards=forwards.count,
         rounds=sum(one.rounds for one in told),
         drafted_at=by_position([one.drafted_at for one in told]),
         accepted_at=by_position([one.accepted_at for one in told]),
     )
 
 
-def _engine(model: LoadedModel, batch: int, arm: Arm) -> WatchedEngine:
+def _engine(model: LoadedModel, batch: int, policy: Policy, forwards: _Forwards) -> WatchedEngine:
     config = EngineConfig(
-        num_blocks=(batch + 2) * CONTEXT // 64 + 64,
+        num_blocks=(batch + 2) * CONTEXT // BLOCK_ROWS + SHARED_BLOCKS,
         num_slots=batch,
-        num_snapshots=64,
+        num_snapshots=SHARED_BLOCKS,
         max_batch=batch,
         prefill_chunk=512,
         max_context=CONTEXT,
     )
-    limits = EngineLimits(
-        burst_rounds=BURST_ROUNDS,
-        busy_burst_rounds=2,
-        draft_cost=EngineLimits().draft_cost if arm.gated else 0.0,
-    )
-    engine = WatchedEngine(config, model, limits=limits)
+    engine = WatchedEngine(config, model, limits=policy.limits(BURST_ROUNDS), faults=forwards)
     engine.watching = False
     return engine
 

@@ -7,20 +7,28 @@ a speed-up is a ratio within one repeat.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from services.bench.figures import Pass, summary
 from services.bench.load import Arm, Load, measure
 from services.gpu_worker.engine.models.loader import LoadedModel
-from services.prove.axes import DRAFTERS
+from services.prove.axes import DRAFTERS, POLICIES
 from services.prove.evidence import Bar
 
 PLAIN: Final = "none"
-GATED: Final = "mtp K=5"
-"""The longest chain, measured again under the engine's own gate."""
+LONGEST: Final = "mtp K=5"
+"""Measured again under the engine's own gates."""
+ALWAYS, IF_IT_PAYS = POLICIES["always draft"], POLICIES["draft if it pays"]
 ARMS: Final[Mapping[str, Arm]] = {
-    name: Arm(drafting=drafting) for name, drafting in DRAFTERS.items() if not drafting.journal
-} | {f"{GATED}, gated": Arm(drafting=DRAFTERS[GATED], gated=True)}
+    **{
+        name: Arm(drafting=drafting, policy=ALWAYS)
+        for name, drafting in DRAFTERS.items()
+        if not drafting.journal
+    },
+    f"{LONGEST}, draft gate": Arm(drafting=DRAFTERS[LONGEST], policy=replace(IF_IT_PAYS, spec_gate=None)),
+    f"{LONGEST}, both gates": Arm(drafting=DRAFTERS[LONGEST], policy=IF_IT_PAYS),
+}
 BATCHES: Final = (1, 2, 4, 8, 16)
 REPEATS: Final = 3
 

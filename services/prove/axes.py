@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
+from services.gpu_worker.engine.requests import EngineLimits, SpecGate
 from services.prove import plants, ways
 from services.prove.models import MODELS
 from services.prove.prompts import PROMPTS
@@ -30,6 +31,7 @@ class Cell:
     company: str
     cache: str
     chunk: str
+    policy: str
     way: str
 
     def __str__(self) -> str:
@@ -46,6 +48,23 @@ class Drafting:
     def fields(self) -> dict[str, Any]:
         """What a request says to be drafted for in this way; the journal is the caller's to fill in."""
         return {"speculation_k": self.k}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Policy:
+    """When the engine lets a stream speculate: by load, and by what its drafts bring."""
+
+    spec_gate: SpecGate | None
+    draft_cost: float
+
+    def limits(self, rounds: int) -> EngineLimits:
+        """An engine's limits with bursts of so many rounds."""
+        return EngineLimits(
+            burst_rounds=rounds,
+            busy_burst_rounds=max(1, rounds // 2),
+            spec_gate=self.spec_gate,
+            draft_cost=self.draft_cost,
+        )
 
 
 BUDGETS: Final[Mapping[str, int]] = {"1 token": 1, "9 tokens": 9, "32 tokens": 32}
@@ -65,6 +84,11 @@ COMPANIES: Final[Mapping[str, int]] = {"alone": 1, "16 together": 16}
 
 CHUNKS: Final[Mapping[str, int]] = {"chunk 64": 64, "chunk 128": 128, "chunk 512": 512, "chunk 1024": 1024}
 
+POLICIES: Final[Mapping[str, Policy]] = {
+    "always draft": Policy(spec_gate=None, draft_cost=0.0),
+    "draft if it pays": Policy(spec_gate=SpecGate(), draft_cost=EngineLimits().draft_cost),
+}
+
 CACHES: Final[Mapping[str, Callable[[Scene], int]]] = {
     "cold": plants.cold,
     "miss": plants.miss,
@@ -80,6 +104,8 @@ WAYS: Final[Mapping[str, Callable[[Scene], None]]] = {
     "whole": ways.whole,
     "neighbour cancelled": ways.neighbour_cancelled,
     "resumed": ways.resumed,
+    "demoted": ways.demoted,
+    "parked and replayed": ways.parked,
 }
 
 AXES: Final[Mapping[str, Mapping[str, object]]] = {
@@ -92,6 +118,7 @@ AXES: Final[Mapping[str, Mapping[str, object]]] = {
     "company": COMPANIES,
     "cache": CACHES,
     "chunk": CHUNKS,
+    "policy": POLICIES,
     "way": WAYS,
 }
 

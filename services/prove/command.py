@@ -29,6 +29,7 @@ def run(cells: Iterable[Cell], seed: int, progress: Progress | None = None) -> T
             tally.add(outcome)
         if progress and task is not None:
             progress.update(task, advance=len(group), description=f"{tally.differences} differences")
+    tally.happened.update(stage.happened)
     return tally
 
 

@@ -10,12 +10,12 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
-from services.prove.axes import AXES, BURSTS, CHUNKS, Cell, meaningful
+from services.prove.axes import AXES, BURSTS, CHUNKS, POLICIES, Cell, meaningful
 
 CANDIDATES: Final = 12
 """Random completions tried for each new cell of a covering set; the one that covers most is taken."""
 
-VARIED: Final = ("drafter", "burst", "company", "cache", "way", "rule")
+VARIED: Final = ("drafter", "burst", "company", "cache", "policy", "way")
 """Axes whose whole product `every` runs."""
 
 Pair = frozenset[tuple[str, str]]
@@ -83,12 +83,19 @@ def _domains(fixed: Mapping[str, str]) -> dict[str, Sequence[str]]:
 
 
 def _few_companies(choice: Mapping[str, str]) -> bool:
-    """Sixteen cells cost as much as their setting, so few settings are run in company: the diagonal of chunk and burst."""
-    if choice.get("company", "alone") != "alone" and "chunk" in choice and "burst" in choice:
-        position = list(CHUNKS).index(choice["chunk"]) - list(BURSTS).index(choice["burst"])
-        if position % min(len(CHUNKS), len(BURSTS)):
-            return False
-    return meaningful(choice)
+    """Sixteen cells cost as much as their setting, so few settings are run in company: the diagonal of chunk and burst,
+    with one policy and then the other."""
+    if choice.get("company", "alone") == "alone":
+        return meaningful(choice)
+    places = {
+        axis: list(AXES[axis]).index(choice[axis]) for axis in ("chunk", "burst", "policy") if axis in choice
+    }
+    sizes = {axis: len(AXES[axis]) for axis in places}
+    fitting = [
+        all(place == step % sizes[axis] for axis, place in places.items())
+        for step in range(max(map(len, (CHUNKS, BURSTS, POLICIES))))
+    ]
+    return any(fitting) and meaningful(choice)
 
 
 def _pairs(domains: Mapping[str, Sequence[str]], fits: Fits) -> Iterator[Pair]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
@@ -105,6 +106,7 @@ class Driver:
     def __init__(self, engine: WatchedEngine) -> None:
         self.engine = engine
         self.records: dict[Key, Record] = {}
+        self.happened: Counter[str] = Counter()  #: events by the name of their kind
         self.steps = 0
         self._due: list[tuple[int, int, Callable[[], None]]] = []
         self._order = itertools.count()
@@ -127,6 +129,7 @@ class Driver:
             heapq.heappop(self._due)[2]()
         events = self.engine.step()
         for event in events:
+            self.happened[type(event).__name__] += 1
             self._note(event)
         pressure = self.engine.pressure()
         if pressure:

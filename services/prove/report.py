@@ -24,6 +24,7 @@ class Tally:
         self.cells = 0
         self.compared: Counter[str] = Counter()
         self.difference_kinds: Counter[str] = Counter()
+        self.happened: Counter[str] = Counter()
         self.told: list[Difference] = []
         self.accepted = self.rejected = self.restored = 0
         self._cells_by: Counter[tuple[str, str]] = Counter()
@@ -84,6 +85,7 @@ class Tally:
             "accepted_drafts": self.accepted,
             "rejected_drafts": self.rejected,
             "cells_restored_from_cache": self.restored,
+            "events": dict(sorted(self.happened.items())),
             "cells_by_value": {
                 axis: {value: self._cells_by[axis, value] for value in values if self._cells_by[axis, value]}
                 for axis, values in AXES.items()
@@ -98,6 +100,8 @@ class Tally:
             Bar.at_least("accepted drafts", self.accepted, 1, "tokens"),
             Bar.at_least("rejected drafts", self.rejected, 1, "tokens"),
             Bar.at_least("cells restored from the cache", self.restored, 1, "cells"),
+            Bar.at_least("drafters turned off", self.happened["DrafterOff"], 1, "streams"),
+            Bar.at_least("streams set aside and replayed", self.happened["Parked"], 1, "streams"),
         ]
 
 

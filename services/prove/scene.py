@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from services.gpu_worker.engine.requests import GenerateRequest, SamplingParams
 from services.prove.driver import Driver, Record
+from services.prove.script import Script
 from shared.protocol.chain import GRID, chain
 
 
@@ -16,6 +17,7 @@ class Scene:
     """Plants and ways may change `request`. Every scene has a namespace of its own, so plants do not meet."""
 
     driver: Driver
+    script: Script
     request: GenerateRequest
     expected: Record  #: the reference stream
     arrival: int  #: driver step at which the request is submitted

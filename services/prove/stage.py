@@ -6,13 +6,14 @@ import hashlib
 import itertools
 import random
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
 from services.gpu_worker.engine.config import BLOCK_ROWS, EngineConfig
-from services.gpu_worker.engine.requests import EngineLimits, SpecTelemetry
-from services.prove.axes import BURSTS, CACHES, CHUNKS, COMPANIES, DRAFTERS, WAYS, Cell
+from services.gpu_worker.engine.requests import SpecTelemetry
+from services.prove.axes import BURSTS, CACHES, CHUNKS, COMPANIES, DRAFTERS, POLICIES, WAYS, Cell
 from services.prove.compare import Difference, Exam, Verdict, judge
 from services.prove.cover import drawn
 from services.prove.driver import Driver, WatchedEngine
@@ -20,6 +21,7 @@ from services.prove.models import MODELS
 from services.prove.reference import References, plain_request
 from services.prove.rules import RULES, TOP
 from services.prove.scene import Scene
+from services.prove.script import Script
 from shared.errors import EngineFault
 from shared.protocol.chain import chain
 
@@ -31,7 +33,7 @@ CONTEXT: Final = 640
 BLOCKS_A_CELL: Final = 2 * CONTEXT // BLOCK_ROWS
 """Rows of a cell, of its neighbour, and of what its plants left."""
 
-Setting = tuple[str, str, str, str]
+Setting = tuple[str, str, str, str, str]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,7 +48,7 @@ class Outcome:
 
 def setting(cell: Cell) -> Setting:
     """Cells that may share an engine, and whether they run together."""
-    return cell.model, cell.chunk, cell.burst, cell.company
+    return cell.model, cell.chunk, cell.burst, cell.policy, cell.company
 
 
 def groups(cells: Iterable[Cell], seed: int) -> Iterator[list[Cell]]:
@@ -67,7 +69,7 @@ def groups(cells: Iterable[Cell], seed: int) -> Iterator[list[Cell]]:
 
 def _filler(like: Cell, asked: Cell, draw: random.Random) -> Cell:
     """A drawn cell of the setting of `like` that asks what `asked` asks."""
-    fixed = {name: getattr(like, name) for name in ("model", "chunk", "burst", "company")}
+    fixed = {name: getattr(like, name) for name in ("model", "chunk", "burst", "policy", "company")}
     return drawn(fixed | {name: getattr(asked, name) for name in ("prompt", "rule", "budget")}, draw)
 
 
@@ -79,6 +81,8 @@ class Stage:
         self._seed = seed
         self._setting: Setting | None = None
         self._driver: Driver | None = None
+        self.happened: Counter[str] = Counter()  #: events of all cells, by kind
+        self._script = Script()
         self._run = 0
 
     def play(self, group: list[Cell]) -> list[Outcome]:
@@ -97,13 +101,16 @@ class Stage:
         except Exception as fault:  # noqa: BLE001 - a crash is a finding, and the other cells still count
             self._setting = None
             return [_crashed(cell, fault) for cell in group]
+        finally:
+            self._script.clear()
+            self.happened.update(driver.happened)
+            driver.happened.clear()
         driver.records.clear()
         return outcomes
 
     def _driver_for(self, cell: Cell) -> Driver:
-        key = (*setting(cell)[:3], "")
+        key = (*setting(cell)[:4], "")
         if self._driver is None or key != self._setting:
-            rounds = BURSTS[cell.burst]
             config = EngineConfig(
                 num_blocks=MOST_TOGETHER * BLOCKS_A_CELL,
                 num_slots=MOST_TOGETHER,
@@ -113,9 +120,9 @@ class Stage:
                 prefill_chunk=CHUNKS[cell.chunk],
                 max_context=CONTEXT,
             )
-            # No gate: every K drafts in full, whether or not it pays.
-            limits = EngineLimits(burst_rounds=rounds, busy_burst_rounds=max(1, rounds // 2), draft_cost=0.0)
-            self._driver = Driver(WatchedEngine(config, MODELS[cell.model](), limits=limits))
+            limits = POLICIES[cell.policy].limits(BURSTS[cell.burst])
+            engine = WatchedEngine(config, MODELS[cell.model](), limits=limits, faults=self._script)
+            self._driver = Driver(engine)
             self._setting = key
         return self._driver
 
@@ -126,6 +133,7 @@ class Stage:
         plain, drafting, expected = plain_request(cell), DRAFTERS[cell.drafter], self._references.of(cell)
         scene = Scene(
             driver=driver,
+            script=self._script,
             request=plain,
             expected=expected,
             arrival=rng.randrange(ARRIVAL_STEPS) if company > 1 else 1,

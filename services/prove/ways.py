@@ -9,6 +9,10 @@ from services.prove.scene import Scene
 
 NEIGHBOUR_TOKENS = 24
 NEIGHBOUR_K = 3
+LAUNCHES = 4
+"""Prefill launches that may fail, beside the verifies of about half the budget."""
+FAILURES = 2
+"""Fewer than the failures in a row that end a request."""
 
 
 def whole(scene: Scene) -> None:
@@ -38,3 +42,15 @@ def neighbour_cancelled(scene: Scene) -> None:
     driver.at(start, lambda: driver.submit(neighbour))
     stop = start + scene.rng.randint(0, 6)
     driver.at(stop, lambda: driver.engine.cancel(neighbour.request_id, "not wanted any more"))
+
+
+def demoted(scene: Scene) -> None:
+    """Speculation ends at a random round and plain decode goes on."""
+    scene.script.demote_after(scene.request.key, scene.rng.randint(0, scene.request.max_tokens // 2))
+
+
+def parked(scene: Scene) -> None:
+    """One or two launches run out of memory, in prefill or in a verify: set aside, primed again, replayed."""
+    launches = LAUNCHES + scene.request.max_tokens // 2
+    count = scene.rng.randint(1, FAILURES)
+    scene.script.fail_launches(scene.request.key, scene.rng.sample(range(1, launches + 1), count))

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from kernels.gated_delta import ReplayPlan
+from services.gpu_worker.engine import executor
 from services.gpu_worker.engine.batch import PrefillChunk
 from services.gpu_worker.engine.cache.manager import CacheManager
 from services.gpu_worker.engine.cache.state_pool import StatePool
@@ -158,6 +159,26 @@ def _other_slots_rows(patch: Patch) -> None:
     patch.setattr(ModelRunner, "verify", faulty)
 
 
+def _flush_skipped(patch: Patch) -> None:
+    """A demotion hands the pending token over as if it had not been emitted."""
+
+    def faulty(sessions: Sequence[Any], runner: object) -> None:
+        for session in sessions:
+            if session.has_pending:
+                session.next_pred, session.pending_tok = session.pending_tok, None
+
+    patch.setattr(executor, "flush_pending", faulty)
+
+
+def _slot_not_reset(patch: Patch) -> None:
+    """A cold sequence starts from the recurrent state that its slot was left with."""
+
+    def faulty(self: StatePool, slot: int) -> None:
+        self._position[slot] = self._fold[slot] = self._open[slot] = 0
+
+    patch.setattr(StatePool, "reset", faulty)
+
+
 def _wrong_draft_pairing(patch: Patch) -> None:
     """A chunk's first draft row is paired with a zero hidden. No token may change: it costs acceptance alone."""
     prefill = ModelRunner.prefill
@@ -186,6 +207,8 @@ FAULTS = {
     "fr_36 noise by draw": Fault(install=_noise_by_draw, shows=frozenset({"tokens"})),
     "fr_33 log probabilities of zero": Fault(install=_logprobs_zero, shows=frozenset({"logprobs"})),
     "fr_26 a burst loses its last token": Fault(install=_last_token_lost, shows=frozenset({"tokens"})),
+    "r_s17 skipped flush at a demotion": Fault(install=_flush_skipped, shows=frozenset({"tokens"})),
+    "fr_6 a slot is not reset": Fault(install=_slot_not_reset, shows=STREAM),
     "fr_2 rows in another order": Fault(install=_other_slots_rows, shows=STREAM),
 }
 DRAFT_PAIRING = _wrong_draft_pairing

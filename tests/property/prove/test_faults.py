@@ -13,7 +13,13 @@ from services.prove.stage import Stage, groups
 from tests.property.prove.faults import DRAFT_PAIRING, FAULTS
 
 SEED = 3
-FIXED = {"model": "tiny", "prompt": "tool call", "chunk": "chunk 128", "burst": "2 rounds"}
+FIXED = {
+    "model": "tiny",
+    "prompt": "tool call",
+    "chunk": "chunk 128",
+    "burst": "2 rounds",
+    "policy": "always draft",
+}
 """A smaller matrix than --quick, by the same means: faults do not need every prompt."""
 
 

@@ -22,9 +22,12 @@ CELL = Cell(
 )
 
 
+CELLS = [replace(CELL, way=way) for way in ("whole", "demoted", "parked and replayed")]
+
+
 @pytest.fixture(autouse=True)
 def _one_cell(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "quick", lambda seed: [CELL])
+    monkeypatch.setattr(command, "quick", lambda seed: CELLS)
 
 
 def test_0_and_a_file_when_all_is_equal(tmp_path: Path) -> None:
@@ -33,7 +36,7 @@ def test_0_and_a_file_when_all_is_equal(tmp_path: Path) -> None:
     assert answer.exit_code == 0, answer.output
     told = json.loads(file.read_text(encoding="utf-8"))
     assert told["command"] == "prove --quick --seed 1"
-    assert told["results"]["cells"] == 1
+    assert told["results"]["cells"] == len(CELLS)
     assert all(bar["holds"] for bar in told["bars"])
 
 
@@ -48,7 +51,7 @@ def test_1_and_the_words_when_something_differs(monkeypatch: pytest.MonkeyPatch,
     file = tmp_path / "prove.json"
     assert command.main(everything=False, seed=1, json_file=file) == 1
     told = json.loads(file.read_text(encoding="utf-8"))
-    assert told["results"]["differences"]["tokens"] == 1
+    assert told["results"]["differences"]["tokens"] == len(CELLS)
     assert told["results"]["told"][0]["cell"]["drafter"] == "mtp K=3"
 
 

@@ -23,6 +23,8 @@ DIFFERENCE = Difference(
     cell=CELL, request_id="cell-1", kind="tokens", position=7, expected="1", got="2", logit_gap=0.5
 )
 
+HAPPENED = {"DrafterOff": 1, "Parked": 2}
+
 
 def outcome(cell: Cell = CELL, differences: int = 0, cached: int = 64) -> Outcome:
     return Outcome(
@@ -58,16 +60,18 @@ def test_all_differences_are_counted_and_few_are_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("outcomes", "broken"),
+    ("outcomes", "happened", "broken"),
     [
-        ([outcome()], set()),
-        ([outcome(differences=1)], {"differences"}),
-        ([outcome(cached=0)], {"cells restored from the cache"}),
-        ([], {"accepted drafts", "rejected drafts", "cells restored from the cache"}),
+        ([outcome()], HAPPENED, set()),
+        ([outcome(differences=1)], HAPPENED, {"differences"}),
+        ([outcome(cached=0)], HAPPENED, {"cells restored from the cache"}),
+        ([], HAPPENED, {"accepted drafts", "rejected drafts", "cells restored from the cache"}),
+        ([outcome()], {}, {"drafters turned off", "streams set aside and replayed"}),
     ],
 )
-def test_bars(outcomes: list[Outcome], broken: set[str]) -> None:
+def test_bars(outcomes: list[Outcome], happened: dict[str, int], broken: set[str]) -> None:
     tally = Tally()
+    tally.happened.update(happened)
     for one in outcomes:
         tally.add(one)
     assert {bar.name for bar in tally.bars() if not bar.holds} == broken
