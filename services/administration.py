@@ -7,7 +7,6 @@ composition root, which is why it does not live in the broker.
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack
@@ -24,11 +23,12 @@ from services.cache_broker.audit import Report
 from services.cache_broker.audit import audit as run_audit
 from services.cache_broker.config import BrokerSettings
 from services.cache_broker.database import Database, Work
-from services.cache_broker.report import bars, evidence
+from services.cache_broker.report import bars, results
 from services.embedded.discovery import discover
 from shared.clock import SYSTEM
 from shared.config import CommonSettings, load
 from shared.errors import BurstlineError
+from shared.evidence import evidence, write
 from shared.transport.access import Access
 from shared.transport.nats import connect
 
@@ -178,12 +178,10 @@ def audit_command(
         typer.echo(f"workers that did not answer: {', '.join(report.silent)}")
     found = bars(report)
     for bar in found:
-        typer.echo(f"{'ok  ' if bar['holds'] else 'FAIL'} {bar['name']}: {bar['value']} {bar['unit']}")
+        typer.echo(f"{'ok  ' if bar.holds else 'FAIL'} {bar.name}: {bar.value} {bar.unit}")
     if json_file is not None:
-        json_file.write_text(
-            json.dumps(evidence(report, now=SYSTEM.now()), indent=2) + "\n", encoding="utf-8"
-        )
-    if not all(bar["holds"] for bar in found):
+        write(json_file, evidence("audit", results(report), found))
+    if not all(bar.holds for bar in found):
         raise typer.Exit(1)
 
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import platform
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, Final, NoReturn
 
@@ -16,8 +14,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from shared.clock import SYSTEM
 from shared.config import CommonSettings, load
+from shared.evidence import evidence
 from shared.telemetry import TRACES_FILE
 from shared.tracestore import StoredSpan, TraceStore
 
@@ -75,20 +73,13 @@ def _fail(message: str) -> NoReturn:
 def report(spans: Sequence[StoredSpan]) -> dict[str, Any]:
     """The evidence object of a trace."""
     begin, end = _extent(spans)
-    return {
-        "command": "trace",
-        "version": metadata.version("burstline"),
-        "date": SYSTEM.now().isoformat(timespec="seconds"),
-        "device": platform.machine(),
-        "results": {
-            "trace_id": spans[0].trace_id if spans else "",
-            "spans": len(spans),
-            "seconds": (end - begin) / 1e9,
-            "services": sorted({span.service for span in spans}),
-        },
-        "spans": [asdict(span) for span in spans],
-        "bars": [],
+    results = {
+        "trace_id": spans[0].trace_id if spans else "",
+        "spans": len(spans),
+        "seconds": (end - begin) / 1e9,
+        "services": sorted({span.service for span in spans}),
     }
+    return evidence("trace", results, ()) | {"spans": [asdict(span) for span in spans]}
 
 
 def render_waterfall(spans: Sequence[StoredSpan]) -> Table:

@@ -1,53 +1,38 @@
-"""The audit's report as the evidence object of the project: named figures, and bars that hold or do not."""
+"""The audit's report as evidence: named figures, and what must be zero."""
 
 from __future__ import annotations
 
-import platform
 from dataclasses import asdict
-from datetime import datetime
-from importlib import metadata
 from typing import Any
 
-from services.cache_broker.audit import Books, Report
+from services.cache_broker.audit import Report
+from shared.evidence import Bar
 
 
-def evidence(report: Report, *, now: datetime) -> dict[str, Any]:
-    """The JSON object of `burstline audit --json`."""
+def results(report: Report) -> dict[str, Any]:
+    """What `burstline audit --json` tells beside its bars."""
     return {
-        "command": "audit",
-        "version": metadata.version("burstline"),
-        "date": now.isoformat(timespec="seconds"),
-        "device": platform.machine(),
-        "results": {
-            "tenants": [asdict(books) for books in report.books],
-            "workers_asked": list(report.asked),
-            "workers_silent": list(report.silent),
-            "differences": [asdict(difference) for difference in report.differences],
-        },
-        "bars": bars(report),
+        "tenants": [asdict(books) for books in report.books],
+        "workers_asked": list(report.asked),
+        "workers_silent": list(report.silent),
+        "differences": [asdict(difference) for difference in report.differences],
     }
 
 
-def bars(report: Report) -> list[dict[str, Any]]:
+def bars(report: Report) -> list[Bar]:
     """What must be zero."""
     books = report.books
     differing = sum(abs(entry.real_bytes - entry.charged_bytes) for entry in report.differences)
     return [
-        _zero("ledger minus entries", sum(abs(_gap(one)) for one in books), "bytes"),
-        _zero(
+        Bar.zero(
+            "ledger minus entries", sum(abs(one.ledger_bytes - one.entry_bytes) for one in books), "bytes"
+        ),
+        Bar.zero(
             "counter minus entries", sum(abs(one.counter_bytes - one.entry_bytes) for one in books), "bytes"
         ),
-        _zero("real minus charged bytes", differing, "bytes"),
-        _zero("entries that differ at a worker", len(report.differences), "entries"),
-        _zero("orphaned entries", sum(one.orphans for one in books), "entries"),
-        _zero("expired reservations", sum(one.expired_reservations for one in books), "reservations"),
-        _zero("expired leases", sum(one.expired_leases for one in books), "leases"),
+        Bar.zero("real minus charged bytes", differing, "bytes"),
+        Bar.zero("entries that differ at a worker", len(report.differences), "entries"),
+        Bar.zero("orphaned entries", sum(one.orphans for one in books), "entries"),
+        Bar.zero("expired reservations", sum(one.expired_reservations for one in books), "reservations"),
+        Bar.zero("expired leases", sum(one.expired_leases for one in books), "leases"),
     ]
-
-
-def _gap(books: Books) -> int:
-    return books.ledger_bytes - books.entry_bytes
-
-
-def _zero(name: str, value: int, unit: str) -> dict[str, Any]:
-    return {"name": name, "value": value, "limit": 0, "unit": unit, "holds": value == 0}

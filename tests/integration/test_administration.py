@@ -73,7 +73,10 @@ def test_audit_writes_its_evidence(
     run(administration.tenant, "create", "acme")
     path = tmp_path / "audit.json"
     assert "FAIL" not in run(administration.audit, "--json", str(path))
-    assert all(bar["holds"] for bar in json.loads(path.read_text())["bars"])
+    told = json.loads(path.read_text())
+    assert set(told) == {"command", "version", "date", "device", "results", "bars"}
+    assert told["results"]["tenants"][0]["tenant"] == "acme"
+    assert all(bar["holds"] for bar in told["bars"])
 
 
 @pytest.mark.usefixtures("database")
