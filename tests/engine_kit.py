@@ -110,7 +110,7 @@ class Driver:
 
     def submit(self, item: GenerateRequest) -> None:
         if item.use_cache:
-            self.engine.lookup(item.request_id, item.root, item.tokens, item.chain)
+            self.engine.lookup(item.request_id, item.root, item.tokens, item.chain, item.labels)
         self.engine.submit(item)
         self.outcomes[item.key] = Outcome()
 

@@ -104,6 +104,16 @@ class EngineCollector(Collector):
         for phase in ("waiting", "priming", "decoding", "speculating", "pending_captures", "entries"):
             queue.add_metric([phase], getattr(stats, phase))
         yield queue
+        affinity = GaugeMetricFamily(
+            "burstline_worker_affinity",
+            "Parked sessions, prompts that went on from one, and prompts that did not, by reason",
+            labels=["outcome"],
+        )
+        affinity.add_metric(["parked"], stats.affinity.parked)
+        affinity.add_metric(["served"], stats.affinity.served)
+        for reason, count in stats.affinity.declined:
+            affinity.add_metric([f"declined_{reason}"], count)
+        yield affinity
 
 
 def _holders(counts: PoolCounts) -> tuple[tuple[str, int], ...]:

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from services.gpu_worker.engine.affinity import AffinityPool
 from services.gpu_worker.engine.cache.entry import Capture
 from services.gpu_worker.engine.cache.kv_pool import KVPool
 from services.gpu_worker.engine.cache.manager import CacheManager
@@ -85,6 +86,7 @@ class Engine:
             tier=HostTier(config.host_tier_bytes, Pools(self.kv, self.states)),
             prices=Prices.of(self.dims),
         )
+        self._affinity = AffinityPool(self._cache, most=self._limits.max_parked)
         self._sessions = SessionFactory(self.dims, config, self._limits)
         self._faults = faults
         self._executor = Executor(
@@ -103,13 +105,21 @@ class Engine:
     # -- prefix cache -------------------------------------------------------------------------------------------
 
     def lookup(
-        self, request_id: str, root: bytes, tokens: Sequence[int], chain: Sequence[bytes]
+        self,
+        request_id: str,
+        root: bytes,
+        tokens: Sequence[int],
+        chain: Sequence[bytes],
+        labels: Sequence[str] = (),
     ) -> Hit | None:
-        """The deepest entry that prefixes `tokens`, at most len(tokens) - 1 long.
+        """The deepest entry that prefixes `tokens`, at most len(tokens) - 1 long. `labels` (session id, user) say which
+        parked session it is expected to go on from; they change what is counted, never what is answered.
 
         Takes references once a request id: a second call answers the same. They go when every submitted choice of the
         request has restored them (or was cancelled), or by `drop_hit`. A request without a hit runs cold.
         """
+        if not self._cache.holds(request_id):
+            self._affinity.ask(root, tokens, chain, labels)
         return self._cache.lookup(request_id, root, tokens, chain)
 
     def drop_hit(self, request_id: str) -> None:
@@ -361,6 +371,7 @@ class Engine:
         for stream in ended:
             stream.session.park()
             self._sessions.finished(stream.request, stream.emitted)
+            self._affinity.park(stream.session)
             finished = stream.finished(self._clock.wall_ns())
             self._counters.add(finished.telemetry)
             self._events.append(finished)
@@ -396,6 +407,7 @@ class Engine:
             decode_tokens=self._counters.decode_tokens,
             speculating=sum(1 for stream in self._active if stream.speculating),
             set_aside=self._counters.set_aside,
+            affinity=self._affinity.counts(),
             host_bytes=self._cache.tier.used,
             spilled=self._cache.tier.taken,
             brought_back=self._cache.tier.brought,
@@ -407,4 +419,5 @@ class Engine:
 
     def check(self) -> None:
         """Recount every block, slot and snapshot from its holders. Raises EngineFault on a difference (C6)."""
+        self._affinity.check()
         self._cache.check(stream.session.sequence for stream in self._active)

@@ -63,6 +63,7 @@ class GenerateRequest:
     drafter: DrafterKind = "mtp"  #: a model without an MTP head decodes plainly instead
     speculation_k: int = 0  #: drafts a round; 0 = plain decode
     top_logprobs: int | None = None  #: null = no logprobs; 0 = the chosen token's alone
+    labels: tuple[str, ...] = ()  #: session id, user: nominate a parked session, never a key
     emitted: tuple[int, ...] = ()  #: tokens that an earlier attempt journalled: verified, never emitted again
 
     @property
@@ -276,6 +277,16 @@ class Evicted:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class AffinityCounts:
+    """What became of nominations: prompts that went on from a parked session, and those that did not."""
+
+    parked: int = 0
+    served: int = 0
+    declined: tuple[tuple[str, int], ...] = ()  #: by reason
+    left_at: tuple[tuple[int, int], ...] = ()  #: (lower edge in tokens, declines whose tokens agreed so far)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class EngineStats:
     """A consistent picture between two steps."""
 
@@ -295,6 +306,7 @@ class EngineStats:
     decode_tokens: int
     speculating: int = 0  #: decoding streams that have a drafter
     set_aside: int = 0  #: streams parked for lack of memory, ever
+    affinity: AffinityCounts = AffinityCounts()
     host_bytes: int = 0  #: in the host tier
     spilled: int = 0  #: blocks and states that went there, ever
     brought_back: int = 0
@@ -326,4 +338,5 @@ class EngineLimits:
     ngram_cost: float = 0.15  #: the same of one n-gram draft, which costs its verify column alone
     floor: float = 1.1  #: tokens a verify under which a stream's drafter is turned off (FR-22); 0 = never
     floor_rounds: int = 64  #: rounds that are judged together
+    max_parked: int = 32  #: finished sessions that wait for their next turn
     max_pending_captures: int = 16  #: captures that wait for the broker; more are dropped and counted

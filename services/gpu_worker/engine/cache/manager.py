@@ -76,6 +76,8 @@ class CacheManager:
         self.tree = PrefixTree()
         self.tier = tier
         self.capture_failures = 0
+        self.parked: Counter[bytes] = Counter()
+        """Checkpoints of parked sessions, evicted after everything else."""
         self._states = states
         self._max_pending = max_pending
         self._holds: dict[str, Hold] = {}
@@ -113,10 +115,24 @@ class CacheManager:
             self._holds[request_id] = hold
         return Hit(key=hold.entry.key, position=hold.entry.position)
 
+    def holds(self, request_id: str) -> bool:
+        """Whether a request has a hit."""
+        return request_id in self._holds
+
     def is_resident(self, key: bytes) -> bool:
         """Whether a lookup could restore the entry at `key`."""
         entry = self.tree.entry(key)
         return entry is not None and entry.published and self._moves.is_whole(entry)
+
+    def park(self, key: bytes) -> None:
+        """A finished session waits at this entry: let it go last."""
+        self.parked[key] += 1
+
+    def unpark(self, key: bytes) -> None:
+        """Take back one `park`."""
+        self.parked[key] -= 1
+        if not self.parked[key]:
+            del self.parked[key]
 
     def drop_hit(self, request_id: str) -> bytes | None:
         """Give a hold back; answers its key, or null when there was none."""
@@ -353,7 +369,11 @@ class CacheManager:
         ]
 
     def _choose(self, found: Sequence[Candidate], blocks: int, snapshots: int) -> list[bytes]:
-        return choose(found, blocks=blocks, snapshots=snapshots, now=self.tree.tick, policy=self._policy)
+        return choose(found, blocks=blocks, snapshots=snapshots, now=self.tree.tick, policy=self._parked_last)
+
+    def _parked_last(self, found: Sequence[Candidate], now: int) -> list[Candidate]:
+        """The policy's order, what finished sessions wait at behind the rest."""
+        return sorted(self._policy(found, now), key=lambda candidate: candidate.key in self.parked)
 
     def evict(self, keys: Iterable[bytes]) -> Evicted:
         """Free entries: one without children goes with its rows, one with a child loses its state alone."""

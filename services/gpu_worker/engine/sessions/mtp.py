@@ -105,6 +105,11 @@ class SpecSession(Session):
         self.drafter = None
         return self.sequence, token
 
+    def park(self) -> None:
+        """See `Session.park`; the drafter goes too."""
+        self.drafter = None
+        super().park()
+
     # -- rounds -------------------------------------------------------------------------------------------------
 
     def draft_job(self) -> tuple[AnyDrafter, DraftJob] | None:

@@ -65,3 +65,8 @@ class Decline:
 
     reason: DeclineReason
     position: int
+
+    @property
+    def gone(self) -> bool:
+        """Whether the checkpoint will serve nobody any more."""
+        return self.reason in (DeclineReason.NO_CHECKPOINT, DeclineReason.NOT_RESIDENT)

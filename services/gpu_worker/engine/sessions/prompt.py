@@ -145,6 +145,11 @@ class PromptSide:
         """Where the next turn could go on from; null without a checkpoint."""
         return self._checkpoint.position if self._checkpoint else None
 
+    @property
+    def rewind_key(self) -> bytes | None:
+        """Chain key of the checkpoint; null without one."""
+        return self._checkpoint.key if self._checkpoint else None
+
     def rewind_is_resident(self, cache: CacheManager) -> bool:
         """Whether the checkpoint's state is still there. Its rows then are too: no layer here has a window (R-S14)."""
         return self._checkpoint is not None and cache.is_resident(self._checkpoint.key)

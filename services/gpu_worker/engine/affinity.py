@@ -1,0 +1,130 @@
+"""The affinity pool: finished sessions of each namespace, parked at their grid checkpoint for the next turn.
+
+    finished ──park──> parked (rows and state are the prefix tree's) ──nominated, exact tokens agree──> the next turn's hit
+
+A label (a session id, a user) or else the chain only *nominates* the session that the next turn is expected to go on from;
+exact tokens decide (R-S13), and what is restored is the tree's entry, as for any other hit. So the pool adds two things
+to the tree: the checkpoints of parked sessions are evicted after everything else, and a prompt that should have gone on
+from one and does not is counted, with the reason and the position where it left. It owns no block and no snapshot.
+
+Everything is keyed by chain root: another namespace is never nominated (C4).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final
+
+from services.gpu_worker.engine.cache.manager import CacheManager
+from services.gpu_worker.engine.requests import AffinityCounts
+from services.gpu_worker.engine.sessions.base import Session
+from services.gpu_worker.engine.sessions.outcome import Decline
+from shared.errors import EngineFault
+
+EDGES: Final = (0, 1, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+"""Lower edges of the histogram of positions, in tokens."""
+
+
+class AffinityPool:
+    """At most `most` parked sessions, the least recently used go first."""
+
+    def __init__(self, cache: CacheManager, *, most: int) -> None:
+        self._cache = cache
+        self._most = most
+        self._parked: list[Session] = []  #: the most recently used last
+        self._served = 0
+        self._declined: Counter[str] = Counter()
+        self._left_at = [0] * len(EDGES)
+
+    def park(self, session: Session) -> None:
+        """Keep a finished session; it has given back everything but its checkpoint. One without a checkpoint is not
+        kept. It takes the place of the turn before it."""
+        position, key = session.rewind_pos, session.rewind_key
+        if position is None or key is None or self._most < 1:
+            return
+        for older in [other for other in self._parked if _goes_on_from(session, other)]:
+            self._drop(older)
+        self._parked.append(session)
+        self._cache.park(key)
+        while len(self._parked) > self._most:
+            self._drop(self._parked[0])
+
+    def ask(
+        self, root: bytes, tokens: Sequence[int], chain: Sequence[bytes], labels: Sequence[str] = ()
+    ) -> int | None:
+        """Whether a parked session serves this prompt, and from which position; null also when none is nominated.
+
+        The session stays: other branches of the conversation may come. One whose checkpoint was evicted goes.
+        """
+        session = self._nominate(root, chain, labels)
+        if session is None:
+            return None
+        declined = session.rewind_to_checkpoint(tokens, self._cache)
+        if declined is not None:
+            self._count(declined)
+            if declined.gone:
+                self._drop(session)
+            return None
+        self._served += 1
+        self._parked.remove(session)
+        self._parked.append(session)
+        return session.rewind_pos
+
+    def _nominate(self, root: bytes, chain: Sequence[bytes], labels: Sequence[str]) -> Session | None:
+        """The newest session with one of the labels, else the one whose prompt shares most blocks, if any."""
+        inside = [session for session in reversed(self._parked) if session.request.root == root]
+        wanted = set(labels)
+        for session in inside:
+            if wanted & set(session.request.labels):
+                return session
+        shared = [_shared_blocks(session.request.chain, chain) for session in inside]
+        best = max(shared, default=0)
+        return inside[shared.index(best)] if best else None
+
+    def _count(self, declined: Decline) -> None:
+        self._declined[declined.reason] += 1
+        self._left_at[bisect_right(EDGES, declined.position) - 1] += 1
+
+    def _drop(self, session: Session) -> None:
+        self._parked.remove(session)
+        if session.rewind_key is not None:
+            self._cache.unpark(session.rewind_key)
+
+    # -- accounts -----------------------------------------------------------------------------------------------
+
+    def counts(self) -> AffinityCounts:
+        """How often the pool was right, and where prompts left the expected path."""
+        return AffinityCounts(
+            parked=len(self._parked),
+            served=self._served,
+            declined=tuple(sorted(self._declined.items())),
+            left_at=tuple(zip(EDGES, self._left_at, strict=True)),
+        )
+
+    def check(self) -> None:
+        """Raises EngineFault unless the pool is within its bound and holds exactly the checkpoints it asked to keep."""
+        if len(self._parked) > self._most:
+            raise EngineFault(f"{len(self._parked)} sessions are parked of {self._most} at most")
+        held = Counter(session.rewind_key for session in self._parked)
+        if held != self._cache.parked:
+            raise EngineFault("checkpoints are kept for sessions that are not parked")
+        if any(session.sequence.block_table or session.has_pending for session in self._parked):
+            raise EngineFault("a parked session holds rows of its own")
+
+
+def _shared_blocks(one: Sequence[bytes], other: Sequence[bytes]) -> int:
+    """Blocks of the common prefix; a chain key names all tokens below it."""
+    count = 0
+    for a, b in zip(one, other, strict=False):
+        if a != b:
+            break
+        count += 1
+    return count
+
+
+def _goes_on_from(session: Session, other: Session) -> bool:
+    """Whether `other` is an earlier turn of the same conversation: same labels, its checkpoint in this one's prompt."""
+    mine, theirs = session.request, other.request
+    return mine.root == theirs.root and mine.labels == theirs.labels and other.rewind_key in mine.chain
