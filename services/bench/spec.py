@@ -13,7 +13,7 @@ from typing import Any, Final
 from services.bench.figures import Pass, summary
 from services.bench.load import Arm, Load, measure
 from services.gpu_worker.engine.models.loader import LoadedModel
-from services.prove.axes import DRAFTERS, POLICIES
+from services.prove.axes import DRAFTERS, POLICIES, Policy
 from services.prove.evidence import Bar
 
 PLAIN: Final = "none"
@@ -26,7 +26,9 @@ ARMS: Final[Mapping[str, Arm]] = {
         for name, drafting in DRAFTERS.items()
         if not drafting.journal
     },
-    f"{LONGEST}, draft gate": Arm(drafting=DRAFTERS[LONGEST], policy=replace(IF_IT_PAYS, spec_gate=None)),
+    f"{LONGEST}, draft gate": Arm(
+        drafting=DRAFTERS[LONGEST], policy=Policy(base=replace(IF_IT_PAYS.base, spec_gate=None))
+    ),
     f"{LONGEST}, both gates": Arm(drafting=DRAFTERS[LONGEST], policy=IF_IT_PAYS),
 }
 BATCHES: Final = (1, 2, 4, 8, 16)

@@ -7,10 +7,10 @@ tokens the cell must find cached; a *way* changes the request or disturbs the ru
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
-from services.gpu_worker.engine.requests import EngineLimits, SpecGate
+from services.gpu_worker.engine.requests import DrafterKind, EngineLimits, SpecGate
 from services.prove import plants, ways
 from services.prove.models import MODELS
 from services.prove.prompts import PROMPTS
@@ -40,31 +40,26 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Drafting:
-    """`k` drafts of the MTP head a round. `journal`: the whole stream is known, so the replay drafter proposes it."""
+    """`k` drafts a round. `journal`: the whole stream is known, so the replay drafter proposes it."""
 
     k: int
+    kind: DrafterKind = "mtp"
     journal: bool = False
 
     def fields(self) -> dict[str, Any]:
         """What a request says to be drafted for in this way; the journal is the caller's to fill in."""
-        return {"speculation_k": self.k}
+        return {"drafter": self.kind, "speculation_k": self.k}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Policy:
     """When the engine lets a stream speculate: by load, and by what its drafts bring."""
 
-    spec_gate: SpecGate | None
-    draft_cost: float
+    base: EngineLimits
 
     def limits(self, rounds: int) -> EngineLimits:
         """An engine's limits with bursts of so many rounds."""
-        return EngineLimits(
-            burst_rounds=rounds,
-            busy_burst_rounds=max(1, rounds // 2),
-            spec_gate=self.spec_gate,
-            draft_cost=self.draft_cost,
-        )
+        return replace(self.base, burst_rounds=rounds, busy_burst_rounds=max(1, rounds // 2))
 
 
 BUDGETS: Final[Mapping[str, int]] = {"1 token": 1, "9 tokens": 9, "32 tokens": 32}
@@ -75,6 +70,8 @@ DRAFTERS: Final[Mapping[str, Drafting]] = {
     "mtp K=2": Drafting(k=2),
     "mtp K=3": Drafting(k=3),
     "mtp K=5": Drafting(k=5),
+    "n-gram K=3": Drafting(k=3, kind="ngram"),
+    "n-gram K=7": Drafting(k=7, kind="ngram"),
     "replay": Drafting(k=0, journal=True),
 }
 
@@ -85,8 +82,8 @@ COMPANIES: Final[Mapping[str, int]] = {"alone": 1, "16 together": 16}
 CHUNKS: Final[Mapping[str, int]] = {"chunk 64": 64, "chunk 128": 128, "chunk 512": 512, "chunk 1024": 1024}
 
 POLICIES: Final[Mapping[str, Policy]] = {
-    "always draft": Policy(spec_gate=None, draft_cost=0.0),
-    "draft if it pays": Policy(spec_gate=SpecGate(), draft_cost=EngineLimits().draft_cost),
+    "always draft": Policy(base=EngineLimits(spec_gate=None, draft_cost=0.0, ngram_cost=0.0, floor=0.0)),
+    "draft if it pays": Policy(base=EngineLimits(spec_gate=SpecGate())),
 }
 
 CACHES: Final[Mapping[str, Callable[[Scene], int]]] = {
@@ -98,6 +95,7 @@ CACHES: Final[Mapping[str, Callable[[Scene], int]]] = {
     "hit after a split": plants.split,
     "hit after eviction": plants.evicted,
     "hit on a state that came back": plants.returned,
+    "hit in the host tier": plants.spilled,
 }
 
 WAYS: Final[Mapping[str, Callable[[Scene], None]]] = {

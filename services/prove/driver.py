@@ -108,6 +108,7 @@ class Driver:
         self.records: dict[Key, Record] = {}
         self.happened: Counter[str] = Counter()  #: events by the name of their kind
         self.steps = 0
+        self._published: dict[bytes, int] = {}
         self._due: list[tuple[int, int, Callable[[], None]]] = []
         self._order = itertools.count()
 
@@ -152,11 +153,15 @@ class Driver:
 
     def clear(self) -> None:
         """Evict every entry, so that the pools are whole again. Raises EngineFault when they are not (C6)."""
-        stats = self.engine.stats()
-        while keys := self.engine.eviction_candidates(stats.blocks.total, stats.snapshots.total):
-            self.engine.evict(keys)
+        deepest_first = sorted(self._published, key=lambda key: -self._published[key])
+        self.engine.evict(deepest_first)
+        self._published.clear()
         self.engine.check()
         stats = self.engine.stats()
+        if stats.entries or stats.host_bytes:
+            raise EngineFault(
+                f"{stats.entries} entries and {stats.host_bytes} host bytes outlive their eviction"
+            )
         for name in ("blocks", "slots", "snapshots"):
             counts = getattr(stats, name)
             if counts.free != counts.total:
@@ -172,7 +177,8 @@ class Driver:
                 if record.logprobs is not None:
                     record.logprobs.extend(event.logprobs or ())
             case Captured():
-                self.engine.publish(event.capture_id)
+                if self.engine.publish(event.capture_id):
+                    self._published[event.key] = event.position
             case Finished():
                 record = self._of(event)
                 record.finished = event

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from services.prove.scene import Scene
+from shared.errors import EngineFault
 from shared.protocol.chain import GRID
 
 
@@ -50,6 +51,16 @@ def evicted(scene: Scene) -> int:
     scene.plant(scene.request.tokens, ckpt_at=scene.deepest, capture_at=GRID)
     scene.driver.engine.evict([scene.key_at(position) for position in (scene.deepest, GRID)])
     scene.plant(scene.request.tokens, ckpt_at=scene.deepest, capture_at=GRID)
+    return scene.deepest
+
+
+def spilled(scene: Scene) -> int:
+    """What eviction took from the device lies in the host tier, and comes back from there."""
+    scene.plant(scene.request.tokens, ckpt_at=scene.deepest, capture_at=GRID)
+    keys = {scene.key_at(position) for position in (scene.deepest, GRID)}
+    moved = scene.driver.engine.spill(sorted(keys))
+    if moved != len(keys):
+        raise EngineFault(f"{moved} of {len(keys)} entries moved to the host tier")
     return scene.deepest
 
 

@@ -30,6 +30,7 @@ ARRIVAL_STEPS: Final = 14
 """Sixteen requests come within so many steps, so that some still prime while the first ones leave."""
 MAX_VERIFY: Final = 8
 CONTEXT: Final = 640
+HOST_BYTES: Final = 2**28
 BLOCKS_A_CELL: Final = 2 * CONTEXT // BLOCK_ROWS
 """Rows of a cell, of its neighbour, and of what its plants left."""
 
@@ -119,6 +120,7 @@ class Stage:
                 max_batch=MOST_TOGETHER,
                 prefill_chunk=CHUNKS[cell.chunk],
                 max_context=CONTEXT,
+                host_tier_bytes=HOST_BYTES,
             )
             limits = POLICIES[cell.policy].limits(BURSTS[cell.burst])
             engine = WatchedEngine(config, MODELS[cell.model](), limits=limits, faults=self._script)
