@@ -20,6 +20,7 @@ from shared.asgi import Application, Receive, Scope, Send, serve
 _log = logging.getLogger(__name__)
 
 CHECK_S: Final = 3.0
+PATHS: Final = ("/healthz", "/readyz", "/metrics")
 
 Check = Callable[[], Awaitable[str | None]]
 
@@ -41,21 +42,25 @@ async def faults(checks: Mapping[str, Check]) -> dict[str, str]:
     return {name: reason for name, reason in results if reason is not None}
 
 
+async def answer(
+    path: str, checks: Mapping[str, Check], registry: CollectorRegistry
+) -> tuple[int, str, bytes]:
+    """Status, content type and body of one of `PATHS`; a 404 for any other."""
+    match path:
+        case "/healthz":
+            return 200, "application/json", b'{"status":"ok"}'
+        case "/readyz":
+            reasons = await faults(checks)
+            body = {"status": "unready" if reasons else "ready", "reasons": reasons}
+            return 503 if reasons else 200, "application/json", json.dumps(body).encode()
+        case "/metrics":
+            return 200, CONTENT_TYPE_LATEST, generate_latest(registry)
+        case _:
+            return 404, "application/json", b'{"status":"not found"}'
+
+
 def application(checks: Mapping[str, Check], registry: CollectorRegistry) -> Application:
     """The ASGI application."""
-
-    async def answer(path: str) -> tuple[int, str, bytes]:
-        match path:
-            case "/healthz":
-                return 200, "application/json", b'{"status":"ok"}'
-            case "/readyz":
-                reasons = await faults(checks)
-                body = {"status": "unready" if reasons else "ready", "reasons": reasons}
-                return 503 if reasons else 200, "application/json", json.dumps(body).encode()
-            case "/metrics":
-                return 200, CONTENT_TYPE_LATEST, generate_latest(registry)
-            case _:
-                return 404, "application/json", b'{"status":"not found"}'
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -63,7 +68,7 @@ def application(checks: Mapping[str, Check], registry: CollectorRegistry) -> App
         if scope["method"] not in ("GET", "HEAD"):
             status, kind, body = 405, "application/json", b'{"status":"only GET"}'
         else:
-            status, kind, body = await answer(scope["path"])
+            status, kind, body = await answer(scope["path"], checks, registry)
         headers = [(b"content-type", kind.encode()), (b"content-length", str(len(body)).encode())]
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})

@@ -8,7 +8,7 @@ from typing import Any
 
 from services.gateway.answer import Answer, Finish, Update, call_id
 from services.gateway.choice import Delivered
-from services.gateway.formats import Format
+from services.gateway.formats import Extras, Format
 from services.gateway.parsers.events import Content, Event, Reasoning, ToolCall
 from services.gateway.vocabulary import Vocabulary
 
@@ -29,17 +29,8 @@ class ChatFormat(Format):
     chunk_object = "chat.completion.chunk"
     whole_object = "chat.completion"
 
-    def __init__(
-        self,
-        answer: Answer,
-        vocabulary: Vocabulary,
-        *,
-        trace_id: str,
-        route: str,
-        usage_chunk: bool,
-        ids: bool,
-    ) -> None:
-        super().__init__(answer, vocabulary, trace_id=trace_id, route=route, usage_chunk=usage_chunk, ids=ids)
+    def __init__(self, answer: Answer, vocabulary: Vocabulary, extras: Extras) -> None:
+        super().__init__(answer, vocabulary, extras)
         self._gathered = [_Gathered() for _ in range(answer.request.choices)]
         self._opened: set[int] = set()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import Any, Final
 
 from services.gateway.answer import Answer, Update
@@ -14,6 +15,16 @@ _LEAST_LOGPROB: Final = -9999.0
 """JSON has no infinity; OpenAI writes this."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Extras:
+    """What goes out beside the text: the trace and the route are told, a usage chunk and token ids only when asked for."""
+
+    trace_id: str
+    route: str
+    usage_chunk: bool
+    token_ids: bool
+
+
 class Format(ABC):
     """Turns updates into chunks, and all of them into one object."""
 
@@ -21,22 +32,10 @@ class Format(ABC):
     chunk_object: str
     whole_object: str
 
-    def __init__(
-        self,
-        answer: Answer,
-        vocabulary: Vocabulary,
-        *,
-        trace_id: str,
-        route: str,
-        usage_chunk: bool,
-        ids: bool,
-    ) -> None:
+    def __init__(self, answer: Answer, vocabulary: Vocabulary, extras: Extras) -> None:
         self.answer: Final = answer
         self.vocabulary: Final = vocabulary
-        self._trace_id: Final = trace_id
-        self._route: Final = route
-        self._usage_chunk: Final = usage_chunk
-        self._ids: Final = ids
+        self._extras: Final = extras
 
     @abstractmethod
     def chunks(self, update: Update) -> list[dict[str, Any]]:
@@ -53,7 +52,7 @@ class Format(ABC):
     def chunk(self, choice: dict[str, Any] | None, *, last: bool = False) -> dict[str, Any]:
         """A chunk around one choice element; None = the usage chunk. The last one carries our own block."""
         found = self._head(self.chunk_object) | {"choices": [] if choice is None else [choice]}
-        if self._usage_chunk:
+        if self._extras.usage_chunk:
             found["usage"] = self._usage() if choice is None else None
         if last:
             found["burstline"] = self._telemetry()
@@ -91,12 +90,12 @@ class Format(ABC):
         """How the answer came to be. Times in milliseconds; without a terminal the worker's part is null."""
         request, terminal = self.answer.request, self.answer.terminal
         block: dict[str, Any] = {
-            "trace_id": self._trace_id,
+            "trace_id": self._extras.trace_id,
             "request_id": request.request_id,
             "seed": request.sampling.seed,
             "drafter": request.speculation.drafter,
             "k": request.speculation.k,
-            "route": self._route,
+            "route": self._extras.route,
         }
         if terminal is None:
             return block
@@ -121,7 +120,7 @@ class Format(ABC):
 
     def token_ids(self, delivered: tuple[Delivered, ...]) -> dict[str, Any]:
         """The `token_ids` member, if the caller asked for it."""
-        return {"token_ids": [item.token for item in delivered]} if self._ids else {}
+        return {"token_ids": [item.token for item in delivered]} if self._extras.token_ids else {}
 
     def token_text(self, token: int) -> str:
         """A token alone, as text; a piece of a character shows as U+FFFD."""

@@ -18,7 +18,7 @@ from services.gateway.answer import Answer, Update
 from services.gateway.body import ClientDisconnect, read_json_object
 from services.gateway.connection import CallerGone, while_connected
 from services.gateway.dispatch import Generation
-from services.gateway.formats import Format
+from services.gateway.formats import Extras, Format
 from services.gateway.middleware import RequestContext, context_of, send_json
 from services.gateway.model import ServedModel
 from services.gateway.resolve import Admission, budget, check_limits, resolve
@@ -131,14 +131,13 @@ class _Run:
         request, route = await self._admit()
         gateway, validated, root = self._gateway, self._validated, self._context.span
         answer = Answer(request, validated.model, validated.fields)
-        form = self._form(
-            answer,
-            validated.model.vocabulary,
+        extras = Extras(
             trace_id=self._context.trace_id,
             route=route.reason,
             usage_chunk=validated.fields.usage_chunk,
-            ids=bool(validated.fields.return_token_ids),
+            token_ids=bool(validated.fields.return_token_ids),
         )
+        form = self._form(answer, validated.model.vocabulary, extras)
         async with gateway.dispatcher.open(request, route, root) as generation:
             with gateway.telemetry.span(
                 "stream", root, {"burstline.streamed": validated.fields.streamed}

@@ -7,7 +7,7 @@ from typing import Any
 
 from services.gateway.answer import Answer, Finish, Update
 from services.gateway.choice import Delivered
-from services.gateway.formats import Format
+from services.gateway.formats import Extras, Format
 from services.gateway.parsers.events import Content
 from services.gateway.vocabulary import Vocabulary
 
@@ -19,17 +19,8 @@ class TextFormat(Format):
     chunk_object = "text_completion"
     whole_object = "text_completion"
 
-    def __init__(
-        self,
-        answer: Answer,
-        vocabulary: Vocabulary,
-        *,
-        trace_id: str,
-        route: str,
-        usage_chunk: bool,
-        ids: bool,
-    ) -> None:
-        super().__init__(answer, vocabulary, trace_id=trace_id, route=route, usage_chunk=usage_chunk, ids=ids)
+    def __init__(self, answer: Answer, vocabulary: Vocabulary, extras: Extras) -> None:
+        super().__init__(answer, vocabulary, extras)
         count = answer.request.choices
         self._texts = [""] * count
         self._delivered: list[list[Delivered]] = [[] for _ in range(count)]
