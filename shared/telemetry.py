@@ -51,7 +51,6 @@ class Telemetry:
     provider: TracerProvider
     tracer: Tracer
     registry: CollectorRegistry
-    processor: BatchSpanProcessor | None
 
     def inject(self, parent: Parent, headers: MutableMapping[str, str]) -> None:
         """Write `parent` into message headers as W3C trace context; its sampled flag goes along (FR-121)."""
@@ -190,7 +189,6 @@ def build(service: str, exporter: SpanExporter | None) -> Telemetry:
         span_limits=SpanLimits(max_attributes=64, max_events=64, max_links=16, max_attribute_length=4096),
         shutdown_on_exit=False,
     )
-    processor = None
     if exporter is not None:
         processor = BatchSpanProcessor(
             exporter,
@@ -205,7 +203,6 @@ def build(service: str, exporter: SpanExporter | None) -> Telemetry:
         provider=provider,
         tracer=provider.get_tracer("burstline"),
         registry=_registry(),
-        processor=processor,
     )
 
 

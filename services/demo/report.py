@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from services.demo.client import Answer
+from shared.protocol.chain import GRID
 from shared.tracestore import StoredSpan
 
-GRID: Final = 64
 LEVELS: Final = 3
 ALIKE: Final = 4
 

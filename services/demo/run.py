@@ -23,6 +23,7 @@ from services.embedded.process import alive
 from services.embedded.stack import Stack
 from services.embedded.up import Signals
 from services.embedded.waiting import until
+from services.gateway.config import POCKET
 from services.trace import render_waterfall
 from shared.clock import SYSTEM
 from shared.config import CommonSettings, load
@@ -30,7 +31,6 @@ from shared.errors import BurstlineError
 from shared.telemetry import TRACES_FILE
 from shared.tracestore import TraceStore
 
-POCKET: Final = Path(__file__).resolve().parents[2] / "models" / "pocket"
 HEADER: Final = "<|im_start|>assistant\n"
 MAX_TOKENS: Final = 160
 OTHER_TENANT: Final = "demo-other"

@@ -42,8 +42,3 @@ def chain(start: bytes, tokens: Sequence[int]) -> tuple[bytes, ...]:
         key = hashlib.sha256(key + pack_tokens(tokens[begin : begin + GRID])).digest()
         keys.append(key)
     return tuple(keys)
-
-
-def floor_to_grid(position: int) -> int:
-    """The greatest grid position that is not beyond `position`."""
-    return position - position % GRID
