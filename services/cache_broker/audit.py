@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -64,6 +64,7 @@ class Charged:
     state_bytes: int
     kv_bytes: int
     reserved: bool
+    splits: bytes | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,13 +102,15 @@ async def audit(database: Database, transport: Transport | None, clock: Clock) -
 
 
 def compare(worker: str, charged: Mapping[EntryId, Charged], real: Sequence[HeldEntry]) -> list[Difference]:
-    """Entries of one worker whose bytes differ. Of reserved ones, none or all of the bytes may exist."""
+    """Entries of one worker whose bytes differ. Of reserved ones, none or all of the bytes may exist.
+
+    So rows that pass over to a reserved entry may still be with the one that it splits.
+    """
     held = {(entry.root, entry.key): (entry.state_bytes, entry.kv_bytes) for entry in real}
+    charged = _as_held(charged, held)
     found = []
     for identity in sorted(charged.keys() | held.keys()):
         book, bytes_ = charged.get(identity), held.get(identity)
-        if book is not None and book.reserved and bytes_ is None:
-            continue
         if book is None or (book.state_bytes, book.kv_bytes) != bytes_:
             found.append(
                 Difference(
@@ -118,6 +121,25 @@ def compare(worker: str, charged: Mapping[EntryId, Charged], real: Sequence[Held
                 )
             )
     return found
+
+
+def _as_held(
+    charged: Mapping[EntryId, Charged], held: Mapping[EntryId, tuple[int, int]]
+) -> dict[EntryId, Charged]:
+    """The books without what is only reserved and does not exist: whole entries, or the states of rows that stayed."""
+    books = dict(charged)
+    for (root, key), book in charged.items():
+        if not book.reserved:
+            continue
+        if (root, key) in held:
+            if held[root, key] == (0, book.kv_bytes):
+                books[root, key] = replace(book, state_bytes=0)
+            continue
+        del books[root, key]
+        heir = books.get((root, book.splits)) if book.splits is not None else None
+        if heir is not None and book.splits is not None:
+            books[root, book.splits] = replace(heir, kv_bytes=heir.kv_bytes + book.kv_bytes)
+    return books
 
 
 async def read_books(connection: AsyncConnection, *, now: datetime) -> tuple[Books, ...]:
@@ -155,13 +177,16 @@ async def read_books(connection: AsyncConnection, *, now: datetime) -> tuple[Boo
 async def read_charged(connection: AsyncConnection, worker: str) -> dict[EntryId, Charged]:
     """What a worker holds by the books."""
     statement = (
-        select(Entry.root, Entry.key, Entry.state_bytes, Entry.kv_bytes, Entry.state)
+        select(Entry.root, Entry.key, Entry.state_bytes, Entry.kv_bytes, Entry.state, Entry.splits)
         .join(Replica, Replica.entry == Entry.id)
         .where(Replica.worker == worker)
     )
     return {
         (row.root, row.key): Charged(
-            state_bytes=row.state_bytes, kv_bytes=row.kv_bytes, reserved=row.state == "reserved"
+            state_bytes=row.state_bytes,
+            kv_bytes=row.kv_bytes,
+            reserved=row.state == "reserved",
+            splits=row.splits,
         )
         for row in await connection.execute(statement)
     }

@@ -1,15 +1,16 @@
 """Which entries to ask a worker to free: pure, so that the policy is tested without a database.
 
 Policy (FR-91): a tenant makes room among its own entries that the asking worker holds, least recently used first;
-leased and reserved ones are not touched, nor is the parent of the entry that needs the room, nor a branch point while it
-has several children (its state is worth most, and workers do not give it up). Evicting an entry with
-children frees its state part only; its rows go with its last child. What cannot be freed this way is refused.
+leased and reserved ones are not touched, nor is the ground of the entry that needs the room (its parent, and what it
+splits), nor a branch point while it has several children (its state is worth most, and workers do not give it up).
+Evicting an entry with children frees its state part only; its rows go with its last child. What cannot be freed this
+way is refused.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
@@ -32,7 +33,7 @@ class Held:
     last_used: datetime
 
 
-def plan(held: Iterable[Held], *, need: int, protect: bytes | None, limit: int) -> tuple[bytes, ...] | None:
+def plan(held: Iterable[Held], *, need: int, protect: Set[bytes], limit: int) -> tuple[bytes, ...] | None:
     """Keys that free at least `need` bytes when evicted in this order, at most `limit` of them at once.
 
     Entries that are already withdrawn come first: asking again mends a lost `Freed`. With more than `limit` keys
@@ -60,8 +61,8 @@ def plan(held: Iterable[Held], *, need: int, protect: bytes | None, limit: int) 
     return tuple(chosen[:limit])
 
 
-def _may_go(entry: Held, protect: bytes | None) -> bool:
-    return entry.state in ("live", "evicting") and not entry.leased and entry.key != protect
+def _may_go(entry: Held, protect: Set[bytes]) -> bool:
+    return entry.state in ("live", "evicting") and not entry.leased and entry.key not in protect
 
 
 def _unused_rows(
@@ -69,7 +70,7 @@ def _unused_rows(
     entries: dict[bytes, Held],
     children: Counter[bytes],
     stateless: set[bytes],
-    protect: bytes | None,
+    protect: Set[bytes],
 ) -> int:
     """Bytes of the rows that nothing needs once `entry` has no state: its own, and those of its ancestors."""
     freed = 0
@@ -78,7 +79,7 @@ def _unused_rows(
         current is not None
         and current.key in stateless
         and not children[current.key]
-        and current.key != protect
+        and current.key not in protect
     ):
         freed += current.kv_bytes
         stateless.discard(current.key)  # counted; it cannot be reached again

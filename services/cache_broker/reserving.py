@@ -66,7 +66,7 @@ async def reserve(
     # Rows that stayed for children, or that pass over from another entry, are charged already.
     charged = known is not None or heir is not None
     size = call.state_bytes if charged else call.state_bytes + call.kv_bytes
-    if not await accounts.take(connection, call.namespace.tenant, size):
+    if size and not await accounts.take(connection, call.namespace.tenant, size):
         return await _no_room(connection, call, size, now)
     return await _grant(connection, call, known, heir, size, now, now + ttl)
 
@@ -98,7 +98,8 @@ async def _no_room(connection: AsyncConnection, call: Reserve, size: int, now: d
     if account is None or size > account.cache_bytes:
         return _decision("skips_budget")
     need = account.used_bytes + size - account.cache_bytes
-    keys = plan(await _held(connection, call, now), need=need, protect=call.parent, limit=EVICT_AT_ONCE)
+    ground = {key for key in (call.parent, call.splits) if key is not None}
+    keys = plan(await _held(connection, call, now), need=need, protect=ground, limit=EVICT_AT_ONCE)
     return _decision("skips_pinned") if keys is None else _decision("evict", evict=keys)
 
 
@@ -229,7 +230,7 @@ async def _revive(
             reservation=reservation,
             request=call.request_id,
             reserved_until=until,
-            splits=None,  # an abort of this reservation leaves the rows here
+            splits=call.splits,  # without one, an abort of this reservation leaves the rows here
             last_used=now,
         )
     )

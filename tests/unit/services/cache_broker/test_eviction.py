@@ -27,7 +27,7 @@ def held(name: str, *, parent: str | None = None, age: int = 0, **changes: Any) 
 
 
 def chosen(*entries: Held, need: int, protect: str | None = None, limit: int = 64) -> list[str] | None:
-    keys = plan(entries, need=need, protect=protect.encode() if protect else None, limit=limit)
+    keys = plan(entries, need=need, protect={protect.encode()} if protect else set(), limit=limit)
     return None if keys is None else [key.decode() for key in keys]
 
 
@@ -118,7 +118,7 @@ def test_a_plan_frees_what_it_promises(shape: list[tuple[int, int, bool, str]], 
         )
         for index, (parent, age, leased, state) in enumerate(shape)
     ]
-    keys = plan(entries, need=need, protect=None, limit=64)
+    keys = plan(entries, need=need, protect=set(), limit=64)
     going = set(keys or ())
     kept = {entry.key: entry for entry in entries}
     freed = sum(entry.state_bytes for entry in entries if entry.key in going)
