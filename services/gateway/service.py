@@ -20,7 +20,7 @@ from services.gateway.model import ServedModel, load_model
 from services.gateway.prompts import PromptMaker
 from services.gateway.routing import Router
 from services.gateway.slots import Slots
-from services.gateway.workers import Crew, Fleet
+from services.gateway.workers import Crew, Fleet, other_vocabulary
 from shared.clock import SYSTEM, Clock
 from shared.errors import BurstlineError, NotFound, PermissionRefused, Unavailable
 from shared.health import Check
@@ -106,10 +106,15 @@ class Gateway:
         return found
 
     async def crew(self, model: ServedModel) -> Crew:
-        """The live workers of a model. Raises Unavailable, before anything is enqueued."""
+        """The live workers of a model. Raises Unavailable, before anything is enqueued: there is none, or they read tokens
+        otherwise than this gateway (another model folder under the same name)."""
         found = await self.fleet.wait_for_crew(model.name, grace_s=self.settings.no_worker_grace_s)
         if found is None:
             raise Unavailable(f"no live worker for model {model.name}", code="no_worker")
+        if found.vocabulary_size != model.vocabulary.size:
+            raise Unavailable(
+                other_vocabulary(model.name, found, model.vocabulary.size), code="model_mismatch"
+            )
         return found
 
     # readiness: one check a thing that a request needs
@@ -137,7 +142,8 @@ class Gateway:
         return None
 
     async def _workers(self) -> str | None:
-        return "; ".join(self.fleet.why_not(self.models)) or None
+        sizes = {name: model.vocabulary.size for name, model in self.models.items()}
+        return "; ".join(self.fleet.why_not(sizes)) or None
 
 
 def _unsampled() -> SpanContext:

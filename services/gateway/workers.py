@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -30,6 +30,11 @@ class Crew:
     def window(self) -> int:
         """Positions that every one of them can hold."""
         return min(worker.max_context for worker in self.workers)
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Token ids of their model: one fingerprint has one."""
+        return self.leader.vocabulary_size
 
     @property
     def leader(self) -> Heartbeat:
@@ -117,6 +122,18 @@ class Fleet:
                 return None
         return found
 
-    def why_not(self, models: Iterable[str]) -> list[str]:
-        """A reason for every model that no live worker serves."""
-        return [f"no live worker for model {model}" for model in models if self.crew(model) is None]
+    def why_not(self, vocabularies: Mapping[str, int]) -> list[str]:
+        """A reason for every model (name -> vocabulary size here) that cannot be served now."""
+        reasons = []
+        for model, size in vocabularies.items():
+            crew = self.crew(model)
+            if crew is None:
+                reasons.append(f"no live worker for model {model}")
+            elif crew.vocabulary_size != size:
+                reasons.append(other_vocabulary(model, crew, size))
+        return reasons
+
+
+def other_vocabulary(model: str, crew: Crew, size: int) -> str:
+    """Why workers of another model folder than the gateway's cannot be used: their tokens would be read as other text."""
+    return f"the workers of model {model} have a vocabulary of {crew.vocabulary_size} ids, this gateway one of {size}"

@@ -44,6 +44,15 @@ async def test_fr_123_readiness_says_why_not(line: Line) -> None:
     assert (await line.client.get("/healthz")).status_code == 200
 
 
+async def test_workers_with_another_vocabulary_are_not_used(line: Line) -> None:
+    """Another model folder under the same name on one side: the answer would be other text, silently."""
+    line.gateway.fleet.note(line.worker.heartbeat(vocabulary_size=512))
+    response = await line.chat()
+    assert (response.status_code, response.json()["error"]["code"]) == (503, "model_mismatch")
+    assert "512 ids" in (await line.client.get("/readyz")).json()["reasons"]["workers"]
+    assert line.worker.works == []
+
+
 async def test_fr_124_draining_fails_readiness_first(line: Line) -> None:
     line.gateway.draining = True
     assert (await line.client.get("/readyz")).json()["reasons"]["drain"] == "draining"
