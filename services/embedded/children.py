@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Protocol
 
-from services.embedded.faults import EmbeddedFault
+from services.embedded.faults import Cancelled, EmbeddedFault
 from services.embedded.files import tail
 from services.embedded.ports import LOOPBACK
 from services.embedded.process import Child, Command, spawn
@@ -92,29 +92,39 @@ class Keeper:
         """Restart the child if it crashed and its delay is over. True when a new process was started.
 
         Raises:
-            EmbeddedFault: it crashed too often; the message holds the end of its log.
+            EmbeddedFault: it crashed, or could not be started again, too often; the message says how it ended last.
+            Cancelled: asked to stop while it was being started.
         """
-        child = self._target.child
-        if child is None or child.running:
-            return False
         now = self._clock.monotonic_ns()
         if self._due_ns is None:
-            self._due_ns = self._plan(child, now)
+            child = self._target.child
+            if child is None or child.running:
+                return False
+            self._due_ns = self._plan(
+                f"ended ({describe(child.exit_code)})", f"The end of {self._target.log}", now
+            )
         if now < self._due_ns:
             return False
-        self._due_ns = None
         self._restarts = (*self._policy.recent(self._restarts, now), now)
-        self._target.start()
+        try:
+            self._target.start()
+        except Cancelled:
+            raise
+        except EmbeddedFault as fault:  # a full disk, say: as passing as the crash itself
+            self._due_ns = self._plan("could not be started", fault.message, self._clock.monotonic_ns())
+            return False
+        self._due_ns = None
         return True
 
-    def _plan(self, child: Child, now: int) -> int:
+    def _plan(self, what: str, detail: str, now: int) -> int:
+        """When to start it again; raises EmbeddedFault with `detail` when it was too often."""
         delay_s = self._policy.decide(self._restarts, now)
         if delay_s is None:
             raise EmbeddedFault(
-                f"{self._name} ended again ({describe(child.exit_code)}) after {len(self._restarts)} restarts: giving "
-                f"up. The end of {self._target.log}:\n{tail(self._target.log)}"
+                f"{self._name} {what} after {len(self._restarts)} restarts: giving up. {detail}:\n"
+                f"{tail(self._target.log)}"
             )
-        self._report(f"{self._name} ended ({describe(child.exit_code)}); restarting in {delay_s:g} s")
+        self._report(f"{self._name} {what}; restarting in {delay_s:g} s")
         return now + int(delay_s * 1e9)
 
 

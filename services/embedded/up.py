@@ -37,9 +37,8 @@ def main() -> int:
     try:
         with stack:
             say(_greeting(stack, common))
-            while not signals.asked.wait(TICK_S):
-                stack.tick()
-            say("draining (Ctrl-C again: at once)")
+            fault = _keep(stack, signals)
+            say(f"burstline: {fault.message}" if fault else "draining (Ctrl-C again: at once)")
     except Cancelled:
         say("stopped while starting")
         return 1
@@ -47,7 +46,19 @@ def main() -> int:
         say(f"burstline: {fault.message}")
         return 1
     say("stopped")
-    return 0
+    return 1 if fault else 0
+
+
+def _keep(stack: Stack, signals: Signals) -> EmbeddedFault | None:
+    """Until a signal, or until the stack cannot go on: then why, which is told before the drains, not minutes later."""
+    try:
+        while not signals.asked.wait(TICK_S):
+            stack.tick()
+    except Cancelled:
+        return None
+    except EmbeddedFault as fault:
+        return fault
+    return None
 
 
 def say(line: str) -> None:
