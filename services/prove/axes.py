@@ -95,6 +95,7 @@ CACHES: Final[Mapping[str, Callable[[Scene], int]]] = {
     "hit after a split": plants.split,
     "hit after eviction": plants.evicted,
     "hit on a state that came back": plants.returned,
+    "next turn of a session": plants.next_turn,
     "hit in the host tier": plants.spilled,
 }
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from services.gpu_worker.engine.requests import SamplingParams
 from services.prove.scene import Scene
 from shared.errors import EngineFault
 from shared.protocol.chain import GRID
+
+TURN_TOKENS = 20
+TURN_K = 3
+TURN = SamplingParams(seed=9, temperature=1.0)
 
 
 def cold(scene: Scene) -> int:
@@ -51,6 +56,16 @@ def evicted(scene: Scene) -> int:
     scene.plant(scene.request.tokens, ckpt_at=scene.deepest, capture_at=GRID)
     scene.driver.engine.evict([scene.key_at(position) for position in (scene.deepest, GRID)])
     scene.plant(scene.request.tokens, ckpt_at=scene.deepest, capture_at=GRID)
+    return scene.deepest
+
+
+def next_turn(scene: Scene) -> int:
+    """The turn before said something else after this prompt's beginning: its session is parked at its checkpoint, and
+    the rows that it decoded are gone (C1.3)."""
+    labels = ("session",)
+    before = scene.request.tokens[: scene.deepest + 1]
+    scene.plant(before, labels=labels, max_tokens=TURN_TOKENS, speculation_k=TURN_K, sampling=TURN)
+    scene.change(labels=labels)
     return scene.deepest
 
 

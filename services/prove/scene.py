@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from services.gpu_worker.engine.requests import GenerateRequest, SamplingParams
 from services.prove.driver import Driver, Record
@@ -32,9 +33,7 @@ class Scene:
         """The deepest position that a lookup of this prompt may answer."""
         return (len(self.request.tokens) - 1) // GRID * GRID
 
-    def plant(
-        self, tokens: Sequence[int], *, ckpt_at: int | None = None, capture_at: int | None = None
-    ) -> None:
+    def plant(self, tokens: Sequence[int], **fields: Any) -> None:
         """Run another request of this namespace to its end, so that its captures are published."""
         self.planted += 1
         request = GenerateRequest(
@@ -44,10 +43,8 @@ class Scene:
             chain=chain(self.request.root, tokens),
             sampling=SamplingParams(seed=0, temperature=0.0),
             max_tokens=2,
-            ckpt_at=ckpt_at,
-            capture_at=capture_at,
         )
-        self.driver.run([request])
+        self.driver.run([replace(request, **fields)])
 
     def key_at(self, position: int) -> bytes:
         """Chain key of a grid position of the prompt."""
@@ -57,6 +54,6 @@ class Scene:
         """The prompt up to `position`, then three blocks that no prompt holds."""
         return (*self.request.tokens[:position], *(3 + i % 7 for i in range(3 * GRID + 5)))
 
-    def change(self, **fields: object) -> None:
+    def change(self, **fields: Any) -> None:
         """Give the request other fields."""
-        self.request = replace(self.request, **fields)  # type: ignore[arg-type]
+        self.request = replace(self.request, **fields)
