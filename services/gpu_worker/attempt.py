@@ -7,29 +7,27 @@ The ways out, each of which gives everything back (C6):
     fenced        another attempt wrote: publish nothing more, acknowledge nothing
     abandoned     the journal cannot be reached for longer than the patience: another attempt will find it
     handed_back   the worker drains: the work item is returned at once
+    left          another copy of it is worked on: looked at again after an acknowledgement wait
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
-from dataclasses import replace
 
-from services.gpu_worker import claim, journal, spans
-from services.gpu_worker.api import EngineApi
-from services.gpu_worker.convert import Tokens, engine_requests, frame_of, prompt_tokens
+from services.gpu_worker import claim, journal, spans, submit
+from services.gpu_worker.convert import Tokens, engine_requests, prompt_tokens
 from services.gpu_worker.core import Core
 from services.gpu_worker.engine.requests import Captured, Event
-from services.gpu_worker.engine.requests import GenerateRequest as EngineRequest
 from services.gpu_worker.frames import FrameBuffer
 from services.gpu_worker.intake import Intake
 from services.gpu_worker.item import WorkItem
 from services.gpu_worker.journal import Journal, JournalState
 from services.gpu_worker.lease import HitLease
 from services.gpu_worker.publish import Owner, Publisher
+from services.gpu_worker.relay import Relay
 from shared.errors import BurstlineError, EngineFault, FencedOut, Overloaded, ProtocolError, Unavailable
-from shared.protocol import chain, codec, subjects
+from shared.protocol import chain, subjects
 from shared.protocol.messages import (
     CancelRequest,
     Failure,
@@ -62,9 +60,7 @@ class Attempt:
         self._core = core
         self._publisher = publisher
         self._busy = busy
-        self._writer: Journal | None = None
-        self._number = 0
-        self._emitted: list[int] = []
+        self._relay: Relay | None = None
         self._root = chain.root(request.namespace)
         self._span = core.telemetry.start(
             "worker.request",
@@ -111,7 +107,7 @@ class Attempt:
         if not self._intake.alive(self._core.settings.stall_limit_s):
             return False
         await self._item.extend()
-        await self._read_cancel()
+        await self._look_for_cancel()
         return True
 
     # ---- its task --------------------------------------------------------------------------------------------------
@@ -135,7 +131,7 @@ class Attempt:
             except (FencedOut, Unavailable, Overloaded):
                 raise
             except Exception as error:
-                if self._writer is None or not self._core.host.loaded:
+                if self._relay is None or not self._core.host.loaded:
                     raise  # nothing can be written yet, or the engine is dead and the process goes down
                 # A fault of ours in one request ends that request; redelivering it would only repeat it.
                 log.exception("request %s ended by a fault", self.request.request_id)
@@ -154,16 +150,19 @@ class Attempt:
         try:
             state = await journal.read(core.transport, request.request_id, request.choices)
         except ProtocolError as error:
-            self._begin(await self._broken())
+            self._relay = self._begin(
+                await journal.last_only(core.transport, request.request_id, request.choices)
+            )
             return await self._refuse(claim.failure_of(error), dead_letter=True)
-        writer = self._begin(state)
+        self._relay = relay = self._begin(state)
         verdict = claim.decide(
             request,
             state,
-            await self._read_cancel(),
+            await self._look_for_cancel(),
             fingerprint=core.identity.fingerprint,
             now_ns=core.clock.wall_ns(),
             max_attempts=core.settings.max_attempts,
+            only_mine=self._only_mine(),
         )
         match verdict:
             case claim.AlreadyDone():
@@ -172,16 +171,16 @@ class Attempt:
             case claim.Refuse():
                 return await self._refuse(verdict.failure, dead_letter=verdict.dead_letter)
             case claim.Cancelled():
-                return await self._end(writer, None)
+                return await self._end(relay, None)
+            case claim.Leave():
+                return "left"
             case claim.Run():
-                return await self._claimed(writer, state)
+                return await self._claimed(relay, state)
 
-    def _begin(self, state: JournalState) -> Journal:
-        """What is known of the journal, and the writer that goes on after it."""
-        self._number = state.attempt + 1
-        self._emitted = list(state.offsets)
+    def _begin(self, state: JournalState) -> Relay:
+        """What goes on after the journal as it stands."""
         self._intake.buffer = FrameBuffer(state.offsets)
-        self._writer = Journal(
+        writer = Journal(
             self._core.transport,
             self.request.request_id,
             state.sequence,
@@ -191,19 +190,27 @@ class Attempt:
             patience_s=self._core.settings.journal_patience_s,
             headers=self._core.telemetry.headers(self._span),
         )
-        return self._writer
+        return Relay(
+            self._core,
+            self._intake,
+            writer,
+            request_id=self.request.request_id,
+            attempt=state.attempt + 1,
+            offsets=state.offsets,
+            busy=self._busy,
+        )
 
-    async def _claimed(self, writer: Journal, state: JournalState) -> str:
+    async def _claimed(self, relay: Relay, state: JournalState) -> str:
         try:
             tokens = prompt_tokens(self.request)
         except BurstlineError as error:
             return await self._refuse(claim.failure_of(error), dead_letter=False)
         keys = chain.chain(self._root, tokens)
         cached = await self._find_hit(tokens, keys)
-        await writer.append(
+        await relay.append(
             claim.started(
                 self.request.request_id,
-                self._number,
+                relay.attempt,
                 state,
                 worker_id=self._core.identity.worker_id,
                 fingerprint=self._core.identity.fingerprint,
@@ -213,9 +220,17 @@ class Attempt:
         )
         failure = None
         if self._intake.outcome.open:
-            failure = await self._submit(tokens, keys, state)
-            failure = failure or await self._stream(writer)
-        return await self._end(writer, failure)
+            choices = engine_requests(
+                self.request,
+                engine_id=self.engine_id,
+                root=self._root,
+                tokens=tokens,
+                chain=keys,
+                emitted=state.tokens,
+                max_drafts=self._core.max_drafts,
+            )
+            failure = await submit.submit(self._core, self._intake, choices) or await relay.run()
+        return await self._end(relay, failure)
 
     async def _find_hit(self, tokens: Tokens, keys: tuple[bytes, ...]) -> int:
         """Tokens that an entry will serve; the decision goes into the terminal."""
@@ -225,58 +240,9 @@ class Attempt:
         self._intake.outcome.cache_decision = decision
         return hit.position if hit else 0
 
-    async def _submit(self, tokens: Tokens, keys: tuple[bytes, ...], state: JournalState) -> Failure | None:
-        choices = engine_requests(
-            self.request,
-            engine_id=self.engine_id,
-            root=self._root,
-            tokens=tokens,
-            chain=keys,
-            emitted=state.tokens,
-            max_drafts=self._core.max_drafts,
-        )
-        self._intake.submitted = True
-        try:
-            await self._core.host.call(lambda engine: _submit_all(engine, choices), urgent=True)
-        except BurstlineError as error:
-            # Of several choices some may run already: none of them is wanted without the others.
-            self._core.host.cancel(self.engine_id, "refused")
-            self._intake.submitted = False
-            return claim.failure_of(error)
-        if not self._intake.outcome.open:  # cancelled while it was submitted
-            self._core.host.cancel(self.engine_id, "cancelled")
-        return None
-
-    async def _stream(self, writer: Journal) -> Failure | None:
-        """Journal frames until the engine told the end of every choice. One publish in flight; the rest coalesces."""
-        intake = self._intake
-        while True:
-            if intake.fault is not None:
-                return claim.failure_of(intake.fault)
-            chunk = intake.buffer.take()
-            if chunk is not None:
-                await writer.append(frame_of(self.request.request_id, self._number, chunk))
-                self._emitted[chunk.choice] = chunk.offset + len(chunk.tokens)
-                self._core.metrics.frames.inc()
-                await self._pace()
-            elif intake.outcome.complete:
-                return None
-            else:
-                await intake.wait()
-
-    async def _pace(self) -> None:
-        """While many requests run, a stream gets a frame at most every `frame_interval_s`."""
-        if not self._busy.is_set() or self._intake.over.is_set():
-            return
-        try:
-            async with asyncio.timeout(self._core.settings.frame_interval_s):
-                await self._intake.over.wait()
-        except TimeoutError:
-            return
-
     async def _refuse(self, failure: Failure, *, dead_letter: bool) -> str:
         """End it with a failure of its own."""
-        if self._writer is None:
+        if self._relay is None:
             raise EngineFault("a request is refused before its journal was read")
         if dead_letter:
             await self._item.bury(
@@ -284,21 +250,21 @@ class Attempt:
                 self._core.identity.fingerprint,
                 name=f"{self.request.request_id}-dead",
             )
-        await self._end(self._writer, failure)
+        await self._end(self._relay, failure)
         return "refused"
 
-    async def _end(self, writer: Journal, failure: Failure | None) -> str:
+    async def _end(self, relay: Relay, failure: Failure | None) -> str:
         """The terminal, then the acknowledgement: only what the journal holds is acknowledged."""
         core = self._core
         await self._publisher.settled(self.engine_id, limit_s=core.settings.publish_wait_s)
         terminal = self._intake.outcome.terminal(
-            attempt=self._number,
+            attempt=relay.attempt,
             worker_id=core.identity.worker_id,
-            emitted=self._emitted,
+            emitted=relay.emitted,
             failure=failure,
             at_ns=core.clock.wall_ns(),
         )
-        await writer.append(terminal)
+        await relay.append(terminal)
         core.metrics.ended(terminal)
         self._span.set_attributes(spans.end(terminal))
         await self._item.acknowledge()
@@ -321,8 +287,23 @@ class Attempt:
             await self._item.hand_back(delay_s=0.0)
         elif way_out == "abandoned":
             await self._item.hand_back(delay_s=_RETRY_DELAY_S)
+        elif way_out == "left":
+            await self._item.hand_back(delay_s=self._core.settings.ack_wait_s)
 
     # ---- pieces ----------------------------------------------------------------------------------------------------
+
+    def _only_mine(self) -> str | None:
+        """This worker's id, when the request came by the subject that it alone pulls."""
+        who = self._core.identity
+        own = subjects.request_to(who.fingerprint, who.worker_id)
+        return who.worker_id if self._item.subject == own else None
+
+    async def _look_for_cancel(self) -> CancelRequest | None:
+        """The journalled cancellation, if any; noted at once. Raises Unavailable."""
+        message = await journal.cancellation(self._core.transport, self.request.request_id)
+        if message is not None:
+            self._intake.cancel(message)
+        return message
 
     def _offer(self, capture: Captured) -> None:
         owner = Owner(
@@ -332,29 +313,3 @@ class Attempt:
             parent=self._span,
         )
         self._publisher.offer(capture, owner)
-
-    async def _read_cancel(self) -> CancelRequest | None:
-        """The journalled cancellation, if any; noted at once. Raises Unavailable."""
-        subject = subjects.cancel(self.request.request_id)
-        stored = await self._core.transport.last(subjects.CANCELS.name, subject)
-        if stored is None:
-            return None
-        try:
-            message = codec.decode_as(CancelRequest, stored.data)
-        except ProtocolError:
-            log.warning("an unreadable cancellation of %s is ignored", self.request.request_id)
-            return None
-        self._intake.cancel(message)
-        return message
-
-    async def _broken(self) -> JournalState:
-        """A journal that cannot be read can still be closed: after its last message, whatever that is."""
-        subject = subjects.tokens(self.request.request_id)
-        last = await self._core.transport.last(subjects.JOURNAL.name, subject)
-        return replace(journal.empty(self.request.choices), sequence=last.sequence if last else 0)
-
-
-def _submit_all(engine: EngineApi, choices: Sequence[EngineRequest]) -> None:
-    """All choices between the same two steps, so that they share what the first one finds."""
-    for choice in choices:
-        engine.submit(choice)

@@ -8,6 +8,7 @@ publish in flight, each naming the sequence that it expects to be the last: whoe
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
@@ -15,8 +16,10 @@ from typing import Final
 from shared.clock import Clock
 from shared.errors import FencedOut, Overloaded, ProtocolError, Unavailable
 from shared.protocol import codec, subjects
-from shared.protocol.messages import Frame, Started, StreamMessage, Terminal, unpack_tokens
+from shared.protocol.messages import CancelRequest, Frame, Started, StreamMessage, Terminal, unpack_tokens
 from shared.transport.base import Received, Transport
+
+log = logging.getLogger(__name__)
 
 _PAGE: Final = 512
 _BACKOFF_S: Final = (0.05, 0.1, 0.2, 0.5, 1.0)
@@ -30,6 +33,7 @@ class JournalState:
     attempt: int  # the newest claim; 0 = none
     starts: int
     fingerprint: str | None  # of the first claim: the request is bound to it
+    worker_id: str | None  # of the newest claim
     tokens: tuple[tuple[int, ...], ...]
     terminal: Terminal | None
 
@@ -42,7 +46,13 @@ class JournalState:
 def empty(choices: int) -> JournalState:
     """The state of a journal that nobody wrote."""
     return JournalState(
-        sequence=0, attempt=0, starts=0, fingerprint=None, tokens=((),) * choices, terminal=None
+        sequence=0,
+        attempt=0,
+        starts=0,
+        fingerprint=None,
+        worker_id=None,
+        tokens=((),) * choices,
+        terminal=None,
     )
 
 
@@ -62,6 +72,7 @@ def fold(state: JournalState, sequence: int, message: StreamMessage) -> JournalS
                 attempt=message.attempt,
                 starts=state.starts + 1,
                 fingerprint=state.fingerprint or message.fingerprint,
+                worker_id=message.worker_id,
             )
         case Frame():
             return replace(state, tokens=_extended(state.tokens, message))
@@ -103,6 +114,24 @@ async def read(transport: Transport, request_id: str, choices: int) -> JournalSt
             break
         state = _folded(state, page)
     return state
+
+
+async def last_only(transport: Transport, request_id: str, choices: int) -> JournalState:
+    """A journal that cannot be read can still be closed: after its last message, whatever that is. Raises Unavailable."""
+    last = await transport.last(subjects.JOURNAL.name, subjects.tokens(request_id))
+    return replace(empty(choices), sequence=last.sequence if last else 0)
+
+
+async def cancellation(transport: Transport, request_id: str) -> CancelRequest | None:
+    """The journalled cancellation of a request, if any; one that cannot be read is none. Raises Unavailable."""
+    stored = await transport.last(subjects.CANCELS.name, subjects.cancel(request_id))
+    if stored is None:
+        return None
+    try:
+        return codec.decode_as(CancelRequest, stored.data)
+    except ProtocolError:
+        log.warning("an unreadable cancellation of %s is ignored", request_id)
+        return None
 
 
 def _folded(state: JournalState, page: Iterable[Received]) -> JournalState:

@@ -18,7 +18,7 @@ class WorkerMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self.requests = Counter(
             "burstline_worker_requests",
-            "Attempts by how they ended (done, failed, cancelled, fenced, abandoned, refused, handed_back)",
+            "Attempts by how they ended (done, failed, cancelled, fenced, abandoned, refused, handed_back, left)",
             ["end"],
             registry=registry,
         )

@@ -23,7 +23,13 @@ def test_frames_fold_to_what_was_told(
     told = [list(range(count)) for count in resumed]
     state = journal.empty(3)
     state = journal.JournalState(
-        sequence=0, attempt=1, starts=1, fingerprint="f", terminal=None, tokens=tuple(map(tuple, told))
+        sequence=0,
+        attempt=1,
+        starts=1,
+        fingerprint="f",
+        worker_id="w",
+        terminal=None,
+        tokens=tuple(map(tuple, told)),
     )
     buffer = FrameBuffer(resumed)
     sequence = 0

@@ -182,7 +182,7 @@ async def test_a_redelivery_to_its_own_worker_is_adopted() -> None:
         await _tokens(here, 4)
         here.clock.advance(16)  # the claim was not kept in time: the queue delivers again, to the same worker
         (attempt,) = running.worker._attempts.values()
-        await until(lambda: attempt._item._delivery.delivery_count == 2)
+        await until(lambda: [one.delivery_count for one in attempt._item._copies.values()] == [2])
         await running.let_go()
         terminal = await here.terminal()
         assert terminal.attempt == 1
@@ -316,3 +316,48 @@ async def test_frames_name_their_tokens_without_gaps() -> None:
             assert frame.offset == expected
             expected += len(unpack_tokens(frame.tokens))
         assert expected == 50
+
+
+async def test_c2_a_worker_that_comes_back_leaves_its_copy_to_the_one_that_took_over() -> None:
+    """The gateway took w1 for dead and enqueued a shared copy; w2 works on that when w1's own comes again."""
+    async with world() as here:
+        first = await here.worker("w1", budget=2)
+        request = make_request(clock=here.clock, max_tokens=40)
+        await here.enqueue(request, to="w1")
+        await _tokens(here, 4)
+        await first.die()
+        second = await here.worker("w2", budget=3)
+        await here.enqueue(request)
+        await _tokens(here, 8)
+        again = await here.worker("w1")
+        for _ in range(4):
+            here.clock.advance(5)
+            await second.worker.keep_claims()
+        left = again.core.metrics.requests.labels("left")._value
+        await until(lambda: left.get() == 1)
+        assert again.engine.submitted == []
+        await second.let_go()
+        terminal = await here.terminal()
+        assert (terminal.attempt, terminal.worker_id) == (2, "w2")
+        assert await here.tokens() == (stream(PROMPT, SEED, 40),)
+        here.clock.advance(16)
+        await until(lambda: here.waiting_items() == 0)  # now the journal holds a terminal: acknowledged
+        assert [type(one).__name__ for one in await here.journalled()].count("Started") == 2
+
+
+async def test_both_copies_at_one_worker_are_extended_and_acknowledged_together() -> None:
+    async with world() as here:
+        running = await here.worker(budget=2)
+        request = make_request(clock=here.clock)
+        await here.enqueue(request, to="w1")
+        await _tokens(here, 4)
+        await here.enqueue(request)
+        (attempt,) = running.worker._attempts.values()
+        await until(lambda: len(attempt._item._copies) == 2)
+        for _ in range(4):
+            here.clock.advance(5)
+            await running.worker.keep_claims()
+        assert [one.delivery_count for one in attempt._item._copies.values()] == [1, 1]
+        await running.let_go()
+        assert (await here.terminal()).attempt == 1
+        await until(lambda: here.waiting_items() == 0 and running.worker.room.taken == 0)

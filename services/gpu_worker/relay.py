@@ -1,0 +1,73 @@
+"""From the engine to the journal: one attempt's tokens as frames, one publish in flight, the rest coalesces meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from services.gpu_worker import claim
+from services.gpu_worker.convert import frame_of
+from services.gpu_worker.core import Core
+from services.gpu_worker.intake import Intake
+from services.gpu_worker.journal import Journal
+from shared.protocol.messages import Failure, StreamMessage
+
+
+class Relay:
+    """Belongs to the attempt's task."""
+
+    def __init__(
+        self,
+        core: Core,
+        intake: Intake,
+        writer: Journal,
+        *,
+        request_id: str,
+        attempt: int,
+        offsets: Sequence[int],
+        busy: asyncio.Event,
+    ) -> None:
+        """`offsets`: completion tokens of each choice that the journal holds; `busy` is set while many requests run."""
+        self._core = core
+        self._intake = intake
+        self._writer = writer
+        self._request_id = request_id
+        self.attempt = attempt
+        self._busy = busy
+        self.emitted = list(offsets)
+        """Completion tokens of each choice in the journal."""
+
+    async def append(self, message: StreamMessage) -> None:
+        """Journal a message. Raises what `Journal.append` raises."""
+        await self._writer.append(message)
+
+    async def run(self) -> Failure | None:
+        """Until the engine told the end of every choice. A failure is a fault in what it told.
+
+        Raises:
+            FencedOut, Unavailable, Overloaded: the journal, see `Journal.append`.
+        """
+        intake = self._intake
+        while True:
+            if intake.fault is not None:
+                return claim.failure_of(intake.fault)
+            chunk = intake.buffer.take()
+            if chunk is not None:
+                await self.append(frame_of(self._request_id, self.attempt, chunk))
+                self.emitted[chunk.choice] = chunk.offset + len(chunk.tokens)
+                self._core.metrics.frames.inc()
+                await self._pace()
+            elif intake.outcome.complete:
+                return None
+            else:
+                await intake.wait()
+
+    async def _pace(self) -> None:
+        """While many requests run, a stream gets a frame at most every `frame_interval_s`."""
+        if not self._busy.is_set() or self._intake.over.is_set():
+            return
+        try:
+            async with asyncio.timeout(self._core.settings.frame_interval_s):
+                await self._intake.over.wait()
+        except TimeoutError:
+            return
