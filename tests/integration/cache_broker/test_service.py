@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -33,6 +32,7 @@ from shared.telemetry import Telemetry, build
 from shared.transport.base import Received
 from shared.transport.memory import MemoryServer, MemoryTransport
 from tests.integration.cache_broker.bench import FINGERPRINT, Bench, key, namespace
+from tests.waiting import until
 
 DEADLINE_S = 20.0
 
@@ -59,13 +59,6 @@ async def transport(bench: Bench, telemetry: Telemetry) -> AsyncIterator[MemoryT
         yield client
         await client.close()
     await broker.close()
-
-
-async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    """Wait for something that the broker does in its own time."""
-    async with asyncio.timeout(DEADLINE_S):
-        while not await condition():  # noqa: ASYNC110 - the condition is a row in the database
-            await asyncio.sleep(0.01)
 
 
 def heartbeat(bench: Bench, *, epoch: str = "e1", worker: str = "w1") -> bytes:

@@ -17,6 +17,7 @@ from shared.asgi import bind
 from shared.protocol import codec, subjects
 from shared.transport.nats import NatsTransport, connect
 from tests.unit.services.gateway.line import HEADERS, FakeBroker, FakeWorker, Work, ids
+from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[3]
 BODY = {"model": "pocket", "messages": [{"role": "user", "content": "Hi"}]}
@@ -80,12 +81,13 @@ async def line(nats_url: str) -> AsyncIterator[tuple[FakeBroker, FakeWorker]]:
 
 async def ready(client: httpx.AsyncClient) -> None:
     """Until /readyz says so."""
-    async with asyncio.timeout(60):
-        while True:
-            with suppress(httpx.TransportError):
-                if (await client.get("/readyz")).status_code == 200:
-                    return
-            await asyncio.sleep(0.1)
+
+    async def look() -> bool:
+        with suppress(httpx.TransportError):
+            return (await client.get("/readyz")).status_code == 200
+        return False
+
+    await until(look, within_s=60, every_s=0.1)
 
 
 async def test_fr_124_sigterm_fails_readiness_and_lets_the_stream_finish(
@@ -116,9 +118,11 @@ async def test_fr_124_sigterm_fails_readiness_and_lets_the_stream_finish(
                 if "Hello" in row:
                     break
             running.send_signal(signal.SIGTERM)
-            async with asyncio.timeout(20):
-                while (await client.get("/readyz")).json()["reasons"].get("drain") != "draining":  # noqa: ASYNC110 - another process
-                    await asyncio.sleep(0.02)
+
+            async def draining() -> bool:
+                return (await client.get("/readyz")).json()["reasons"].get("drain") == "draining"
+
+            await until(draining, within_s=20)
             release.set()
             rest = [row async for row in lines]
         assert any(" there" in row for row in rest)

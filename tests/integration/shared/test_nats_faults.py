@@ -21,6 +21,7 @@ from shared.protocol.subjects import (
 )
 from shared.transport.base import Transport
 from shared.transport.nats import connect
+from tests.waiting import until
 
 FINGERPRINT = "f" * 64
 SUBJECT = request_shared(FINGERPRINT, "normal", "tenant")
@@ -46,10 +47,17 @@ async def restart(server: NatsServer) -> None:
 
 
 async def until_ready(transport: Transport) -> None:
-    """Poll with a deadline: readiness is a round trip, there is no event for it."""
-    async with asyncio.timeout(PATIENCE_S):
-        while not await transport.ready():  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
+    """Readiness is a round trip: there is no event for it."""
+    await until(transport.ready, within_s=PATIENCE_S)
+
+
+async def until_away(transport: Transport) -> None:
+    """The other way round."""
+
+    async def away() -> bool:
+        return not await transport.ready()
+
+    await until(away, within_s=PATIENCE_S)
 
 
 @pytest.mark.parametrize("limit", [1, 8])
@@ -156,9 +164,7 @@ async def test_a_lost_connection_is_logged_once(
 ) -> None:
     with caplog.at_level(logging.INFO, logger="shared.transport.nats"):
         await asyncio.to_thread(nats_server.stop)
-        async with asyncio.timeout(PATIENCE_S):
-            while await transport.ready():  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
+        await until_away(transport)
         await asyncio.sleep(1.0)  # several attempts fail meanwhile
         await asyncio.to_thread(nats_server.start)
         await until_ready(transport)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
@@ -36,8 +36,8 @@ from shared.protocol.messages import (
 from shared.transport.base import PullConsumer
 from shared.transport.memory import MemoryServer, MemoryTransport
 from tests.unit.services.gpu_worker.scripted import FINGERPRINT, ScriptedBroker, ScriptedEngine
+from tests.waiting import until
 
-DEADLINE_S = 20.0
 SEED = 7
 PROMPT = tuple(range(100, 300))
 SAMPLING = Sampling(
@@ -66,13 +66,6 @@ def replace_struct(request: GenerateRequest, changes: dict[str, object]) -> Gene
     import msgspec
 
     return msgspec.structs.replace(request, **changes)
-
-
-async def until(predicate: Callable[[], bool]) -> None:
-    """Poll with a deadline: the engine runs in a thread of its own."""
-    async with asyncio.timeout(DEADLINE_S):
-        while not predicate():  # noqa: ASYNC110 - the predicate looks at another thread's work
-            await asyncio.sleep(0.002)
 
 
 @dataclass
