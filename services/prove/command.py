@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Final
 
 from rich.console import Console
-from rich.progress import Progress
 
 from services.prove.axes import Cell
 from services.prove.cover import full, quick
@@ -18,17 +18,22 @@ from services.prove.stage import Stage, groups
 from shared.clock import SYSTEM
 from shared.errors import BurstlineError
 
+REPORTS: Final = 20
+"""Lines of progress."""
 
-def run(cells: Iterable[Cell], seed: int, progress: Progress | None = None) -> Tally:
-    """Run the cells (and those that fill their companies) and add up."""
+
+def run(cells: Iterable[Cell], seed: int, report: Callable[[str], object] = lambda _: None) -> Tally:
+    """Run the cells (and those that fill their companies) and add up; `report` gets a line every now and then."""
     tally, stage = Tally(), Stage(References(), seed)
     planned = list(groups(cells, seed))
-    task = progress.add_task("cells", total=sum(map(len, planned))) if progress else None
+    total = sum(map(len, planned))
+    reported = 0
     for group in planned:
         for outcome in stage.play(group):
             tally.add(outcome)
-        if progress and task is not None:
-            progress.update(task, advance=len(group), description=f"{tally.differences} differences")
+        if tally.cells * REPORTS // total > reported:
+            reported = tally.cells * REPORTS // total
+            report(f"{tally.cells} of {total} cells, {tally.differences} differences")
     tally.happened.update(stage.happened)
     return tally
 
@@ -38,8 +43,7 @@ def main(*, everything: bool, seed: int, json_file: Path | None) -> int:
     console, began = Console(), SYSTEM.monotonic_ns()
     try:
         cells = full(seed) if everything else quick(seed)
-        with Progress(console=Console(stderr=True), transient=True) as progress:
-            tally = run(cells, seed, progress)
+        tally = run(cells, seed, lambda line: sys.stderr.write(line + "\n"))
     except (BurstlineError, OSError) as fault:
         sys.stderr.write(f"burstline: prove could not measure: {fault}\n")
         return 2
