@@ -10,12 +10,11 @@ It knows tokens, pools and kernels. It does not know queues, HTTP, SQL, text or 
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
+from services.gpu_worker.engine.accounts import Counters, picture
 from services.gpu_worker.engine.affinity import AffinityPool
-from services.gpu_worker.engine.cache.entry import Capture
 from services.gpu_worker.engine.cache.kv_pool import KVPool
 from services.gpu_worker.engine.cache.manager import CacheManager
 from services.gpu_worker.engine.cache.offload import HostTier, Pools
@@ -26,11 +25,11 @@ from services.gpu_worker.engine.executor import Executor
 from services.gpu_worker.engine.faults import Faults, StreamKey
 from services.gpu_worker.engine.faulty import FaultyRunner
 from services.gpu_worker.engine.intake import check_request
+from services.gpu_worker.engine.line import Line
 from services.gpu_worker.engine.models.fingerprint import numerics_fingerprint
 from services.gpu_worker.engine.models.loader import LoadedModel, load_model
 from services.gpu_worker.engine.requests import (
     Admitted,
-    Captured,
     DrafterOffReason,
     EngineLimits,
     EngineStats,
@@ -39,17 +38,16 @@ from services.gpu_worker.engine.requests import (
     FinishReason,
     GenerateRequest,
     Hit,
-    HitDropped,
     Pressure,
 )
 from services.gpu_worker.engine.runner import ModelRunner
-from services.gpu_worker.engine.scheduler import Room, Speculation, admissions, plan_step, speculation
+from services.gpu_worker.engine.scheduler import Room, Speculation, plan_step, speculation
 from services.gpu_worker.engine.sequence import SequenceState
 from services.gpu_worker.engine.sessions.factory import SessionFactory
 from services.gpu_worker.engine.sessions.outcome import Ending
-from services.gpu_worker.engine.streams import Counters, Stream, Waiting
+from services.gpu_worker.engine.streams import Stream, Waiting
 from shared.clock import SYSTEM, Clock
-from shared.errors import EngineFault, InvalidRequest, Overloaded
+from shared.errors import EngineFault
 
 SPARE_SNAPSHOTS = 2
 """Snapshots that eviction keeps free, so that the next prime can capture both its boundaries."""
@@ -89,18 +87,22 @@ class Engine:
         self._affinity = AffinityPool(self._cache, most=self._limits.max_parked)
         self._sessions = SessionFactory(self.dims, config, self._limits)
         self._faults = faults
+        self._counters = Counters()
         self._executor = Executor(
             FaultyRunner(self.runner, faults, self._slots) if faults else self.runner,
             self._cache,
             max_batch=config.max_batch,
+            counters=self._counters,
+            clock=clock,
+            tell=self._tell,
+            capture_bytes=(self.state_bytes, self.kv.block_bytes),
             between=self._apply_cancels,
         )
-        self._waiting: deque[Waiting] = deque()
+        self._line = Line(self._cache, most=self._limits.max_waiting, tell=self._tell)
         self._active: list[Stream] = []
         self._events: list[Event] = []
         self._cancelled: dict[str, str] = {}
         self._interrupted = False
-        self._counters = Counters()
 
     # -- prefix cache -------------------------------------------------------------------------------------------
 
@@ -139,10 +141,9 @@ class Engine:
 
     def pressure(self) -> Pressure:
         """What should be evicted so that waiting work and captures fit; falsy when nothing."""
-        need = self._cache.fresh_blocks(self._waiting[0].request) if self._waiting else 0
         spare = min(SPARE_SNAPSHOTS, self._cache.snapshots.total)
         return Pressure(
-            blocks=max(0, need - self._cache.blocks.free),
+            blocks=max(0, self._line.blocks_wanted - self._cache.blocks.free),
             snapshots=max(0, spare - self._cache.snapshots.free),
             ruined=self._cache.ruined,
         )
@@ -181,13 +182,8 @@ class Engine:
         a chain that does not fit the tokens or a (request, choice) in use; Overloaded when the queue is full.
         """
         check_request(request, vocab=self.dims.vocab, window=self.window)
-        taken = {waiting.request.key for waiting in self._waiting} | {s.request.key for s in self._active}
-        if request.key in taken:
-            raise InvalidRequest("this choice of this request runs already", param="request_id")
-        if len(self._waiting) >= self._limits.max_waiting:
-            raise Overloaded(f"{len(self._waiting)} requests wait already")
-        self._waiting.append(Waiting(request=request, since_ns=self._clock.monotonic_ns()))
-        self._cache.expect(request.request_id)
+        running = {stream.key for stream in self._active}
+        self._line.join(request, self._clock.monotonic_ns(), running)
 
     def cancel(self, request_id: str, reason: str) -> None:
         """End every choice of a request at the next chunk or round. Thread-safe; unknown ids are ignored."""
@@ -199,7 +195,7 @@ class Engine:
 
     def has_work(self) -> bool:
         """Whether `step` could make progress or has something to end."""
-        return bool(self._waiting or self._active or self._events)
+        return bool(self._line or self._active or self._events)
 
     # -- step ---------------------------------------------------------------------------------------------------
 
@@ -208,7 +204,7 @@ class Engine:
         self._interrupted = False
         self._apply_cancels()
         self._make_room()
-        verdict = speculation(len(self._active) + len(self._waiting), self._limits.spec_gate)
+        verdict = speculation(len(self._active) + len(self._line), self._limits.spec_gate)
         self._admit(verdict)
         priming = [stream for stream in self._active if not stream.session.primed]
         plan = plan_step(
@@ -218,7 +214,7 @@ class Engine:
             limits=self._limits,
         )
         for stream, rows in zip(priming, plan.prefill, strict=True):
-            self._prime(stream, rows)
+            self._executor.prime(stream, rows, most=self._config.prefill_chunk)
         self._decode(plan.rounds, verdict)
         self._begin_again()
         self._retire()
@@ -232,20 +228,10 @@ class Engine:
             slots=self._cache.slots.free,
             batch=self._config.max_batch - len(self._active),
         )
-        count = admissions([self._cache.fresh_blocks(w.request) for w in self._waiting], room)
-        for _ in range(count):
-            if not self._bring_back(self._waiting[0]):
-                break
-            self._start(self._waiting.popleft(), verdict)
-        if self._waiting and not self._active:
-            self._free_holds()
-
-    def _bring_back(self, waiting: Waiting) -> bool:
-        """Have a spilled hit on the device. False: its bytes were wrong; it is a miss, and room is planned anew."""
-        key = self._cache.bring_back(waiting.request.request_id)
-        if key is not None and waiting.past is None:
-            self._events.append(HitDropped(request_id=waiting.request.request_id, key=key))
-        return key is None
+        for waiting in self._line.admit(room):
+            self._start(waiting, verdict)
+        if self._line and not self._active:
+            self._line.free_holds()
 
     def _start(self, waiting: Waiting, verdict: Speculation) -> None:
         request, past, sequence = waiting.request, waiting.past, SequenceState.host_only()
@@ -268,7 +254,7 @@ class Engine:
             stream.drafter_off(DrafterOffReason.LOAD)
         self._active.append(stream)
         if past is None:
-            self._events.append(
+            self._tell(
                 Admitted(
                     request_id=request.request_id,
                     choice=request.choice,
@@ -280,37 +266,11 @@ class Engine:
                 )
             )
 
-    def _free_holds(self) -> None:
-        """Nothing runs and the head of the queue does not fit: hits that wait must not keep entries from eviction.
-
-        The youngest give way first, the head last; they run cold.
-        """
-        for waiting in reversed(self._waiting):
-            want = self.pressure().blocks
-            able = self._cache.reclaimable()
-            if want <= able:
-                return
-            key = self._cache.drop_hit(waiting.request.request_id)
-            if key is not None and waiting.past is None:
-                self._events.append(HitDropped(request_id=waiting.request.request_id, key=key))
-
-    def _prime(self, stream: Stream, rows: int) -> None:
-        self._executor.prime(stream, rows, most=self._config.prefill_chunk)
-        self._announce(stream.session.drain_captures())
-        if stream.session.primed and not stream.aside:
-            self._events.append(stream.primed(self._clock.wall_ns()))
-
     def _decode(self, rounds: int, verdict: Speculation) -> None:
-        """Hand over what shall decode plainly, run the burst, tell what came."""
+        """Hand over what shall decode plainly, then run the burst."""
         streams = [stream for stream in self._active if stream.session.primed]
-        start = self._clock.wall_ns()
-        self._executor.demote([stream for stream in streams if self._shall_demote(stream, verdict)])
-        self._executor.burst(streams, rounds, lambda: self._interrupted)
-        end = self._clock.wall_ns()
-        for stream in streams:
-            burst, news = stream.burst(start, end), stream.drafter_news(end)
-            self._counters.decode_tokens += len(burst.tokens) if burst else 0
-            self._events.extend(event for event in (burst, news) if event is not None)
+        leaving = [stream for stream in streams if self._shall_demote(stream, verdict)]
+        self._executor.decode(streams, leaving, rounds, stop=lambda: self._interrupted)
 
     def _shall_demote(self, stream: Stream, verdict: Speculation) -> bool:
         if verdict is Speculation.DEMOTE:
@@ -325,30 +285,12 @@ class Engine:
             if waiting is None:
                 continue
             self._active.remove(stream)
-            self._waiting.appendleft(waiting)
-            request = waiting.request
-            if request.use_cache:
-                self._cache.lookup(request.request_id, request.root, request.tokens, request.chain)
-            self._cache.expect(request.request_id)
+            self._line.come_back(waiting)
             self._counters.set_aside += 1
-            self._events.append(stream.parked(self._clock.wall_ns()))
+            self._tell(stream.parked(self._clock.wall_ns()))
 
-    def _announce(self, captures: Iterable[Capture]) -> None:
-        for capture in captures:
-            entry = capture.entry
-            self._events.append(
-                Captured(
-                    capture_id=capture.capture_id,
-                    request_id=capture.request_id,
-                    key=entry.key,
-                    parent_key=capture.parent.key if capture.parent else None,
-                    splits_key=capture.splits.key if capture.splits else None,
-                    position=entry.position,
-                    state_bytes=self.state_bytes,
-                    kv_bytes=capture.kv_blocks * self.kv.block_bytes,
-                    end_ns=self._clock.wall_ns(),
-                )
-            )
+    def _tell(self, event: Event) -> None:
+        self._events.append(event)
 
     def _apply_cancels(self) -> None:
         """End streams that were cancelled; queued ones leave the queue."""
@@ -358,11 +300,9 @@ class Engine:
             for stream in self._active:
                 if stream.request.request_id == request_id:
                     stream.session.end(ending)
-            for waiting in [w for w in self._waiting if w.request.request_id == request_id]:
-                self._waiting.remove(waiting)
-                self._cache.abandon(request_id)
+            for waiting in self._line.leave(request_id):
                 self._counters.add(waiting.telemetry)
-                self._events.append(waiting.refused(ending, self._clock.wall_ns()))
+                self._tell(waiting.refused(ending, self._clock.wall_ns()))
 
     def _retire(self) -> None:
         """Give back what ended streams hold, then say that they ended."""
@@ -374,7 +314,7 @@ class Engine:
             self._affinity.park(stream.session)
             finished = stream.finished(self._clock.wall_ns())
             self._counters.add(finished.telemetry)
-            self._events.append(finished)
+            self._tell(finished)
 
     # -- accounts -----------------------------------------------------------------------------------------------
 
@@ -385,34 +325,7 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """Pools, queues and counters."""
-        blocks, slots, snapshots = self._cache.counts()
-        priming = sum(1 for stream in self._active if not stream.session.primed)
-        total = self._counters.with_live(
-            [stream.session.telemetry() for stream in self._active] + [w.telemetry for w in self._waiting]
-        )
-        return EngineStats(
-            blocks=blocks,
-            slots=slots,
-            snapshots=snapshots,
-            waiting=len(self._waiting),
-            priming=priming,
-            decoding=len(self._active) - priming,
-            pending_captures=self._cache.pending,
-            entries=sum(1 for entry in self._cache.tree.entries() if entry.published),
-            rounds=total.rounds,
-            drafted=total.drafted,
-            accepted=total.accepted,
-            capture_failures=self._cache.capture_failures,
-            prefill_tokens=self._executor.prefill_tokens,
-            decode_tokens=self._counters.decode_tokens,
-            speculating=sum(1 for stream in self._active if stream.speculating),
-            set_aside=self._counters.set_aside,
-            affinity=self._affinity.counts(),
-            host_bytes=self._cache.tier.used,
-            spilled=self._cache.tier.taken,
-            brought_back=self._cache.tier.brought,
-            mismatches=self._cache.tier.mismatches,
-        )
+        return picture(self._cache, self._line, self._active, self._counters, self._affinity)
 
     def _slots(self) -> dict[int, StreamKey]:
         return {stream.session.sequence.ssm_slot_idx(): stream.key for stream in self._active}

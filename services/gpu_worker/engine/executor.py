@@ -14,15 +14,18 @@ from typing import Protocol
 
 from torch import Tensor
 
+from services.gpu_worker.engine.accounts import Counters
 from services.gpu_worker.engine.batch import PrefillChunk
+from services.gpu_worker.engine.cache.entry import Capture
 from services.gpu_worker.engine.cache.manager import CacheManager
 from services.gpu_worker.engine.faults import OutOfMemory
 from services.gpu_worker.engine.headroom import Headroom
-from services.gpu_worker.engine.requests import DrafterOffReason
+from services.gpu_worker.engine.requests import DrafterOffReason, Event
 from services.gpu_worker.engine.sessions.handoff import FlushForward, flush_pending, hand_off
 from services.gpu_worker.engine.sessions.mtp import SpecSession
 from services.gpu_worker.engine.sessions.rounds import Forward, run_round
-from services.gpu_worker.engine.streams import Stream
+from services.gpu_worker.engine.streams import Stream, captured
+from shared.clock import Clock
 from shared.errors import EngineFault
 
 
@@ -33,15 +36,28 @@ class Launches(Forward, FlushForward, Protocol):
 
 
 class Executor:
-    """`between` is called where a stream may be ended from outside: after each chunk and each round."""
+    """`between` is called where a stream may be ended from outside: after each chunk and each round. `tell` takes the
+    events; `capture_bytes` = (of a state, of a block)."""
 
     def __init__(
-        self, runner: Launches, cache: CacheManager, *, max_batch: int, between: Callable[[], None]
+        self,
+        runner: Launches,
+        cache: CacheManager,
+        *,
+        max_batch: int,
+        counters: Counters,
+        clock: Clock,
+        tell: Callable[[Event], None],
+        capture_bytes: tuple[int, int],
+        between: Callable[[], None],
     ) -> None:
-        self.prefill_tokens = 0
         self._runner = runner
         self._cache = cache
         self._headroom = Headroom(max_batch)
+        self._counters = counters
+        self._clock = clock
+        self._tell = tell
+        self._state_bytes, self._block_bytes = capture_bytes
         self._between = between
 
     def prime(self, stream: Stream, rows: int, *, most: int) -> None:
@@ -55,10 +71,34 @@ class Executor:
                 if session.primed:
                     session.end_prime(self._runner.logits(hidden[-1:]).numpy()[0])
             rows -= len(chunk.tokens)
-            self.prefill_tokens += len(chunk.tokens)
+            self._counters.prefill_tokens += len(chunk.tokens)
+            self._announce(session.drain_captures())
             self._between()
+        if session.primed and not stream.aside:
+            self._tell(stream.primed(self._clock.wall_ns()))
 
-    def demote(self, streams: Sequence[Stream]) -> None:
+    def decode(
+        self,
+        streams: Sequence[Stream],
+        leaving: Sequence[Stream],
+        rounds: int,
+        *,
+        stop: Callable[[], bool],
+    ) -> None:
+        """Hand `leaving` over to plain decode, run a burst over `streams`, tell what came."""
+        start = self._clock.wall_ns()
+        self._demote(leaving)
+        self._burst(streams, rounds, stop)
+        end = self._clock.wall_ns()
+        for stream in streams:
+            burst, news = stream.burst(start, end), stream.drafter_news(end)
+            if burst is not None:
+                self._counters.decode_tokens += len(burst.tokens)
+                self._tell(burst)
+            if news is not None:
+                self._tell(news)
+
+    def _demote(self, streams: Sequence[Stream]) -> None:
         """Hand the streams to plain decode; one whose rows are not what was delivered finishes in place (R-S16)."""
         for group in self._headroom.groups([stream for stream in streams if stream.demotable]):
             with self._launch(group):
@@ -72,7 +112,7 @@ class Executor:
                         stream.session = plain
                         stream.drafter_off(DrafterOffReason.LOAD)
 
-    def burst(self, streams: Sequence[Stream], rounds: int, stop: Callable[[], bool]) -> None:
+    def _burst(self, streams: Sequence[Stream], rounds: int, stop: Callable[[], bool]) -> None:
         """Run up to `rounds` rounds over the streams that go on; ends early when `stop` says so."""
         for _ in range(rounds):
             ran = False
@@ -83,6 +123,17 @@ class Executor:
             if not ran or stop():
                 return
             self._between()
+
+    def _announce(self, captures: Sequence[Capture]) -> None:
+        for capture in captures:
+            self._tell(
+                captured(
+                    capture,
+                    state_bytes=self._state_bytes,
+                    block_bytes=self._block_bytes,
+                    now_ns=self._clock.wall_ns(),
+                )
+            )
 
     @contextmanager
     def _launch(self, streams: Sequence[Stream]) -> Iterator[None]:

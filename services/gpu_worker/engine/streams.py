@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from services.gpu_worker.engine.cache.entry import Capture
 from services.gpu_worker.engine.config import BLOCK_ROWS
 from services.gpu_worker.engine.faults import StreamKey
 from services.gpu_worker.engine.requests import (
     Burst,
+    Captured,
     DrafterOff,
     DrafterOffReason,
     Finished,
@@ -236,28 +237,16 @@ class Stream:
         )
 
 
-class Counters:
-    """Totals over the engine's life; streams that ended are added, running ones read on demand."""
-
-    def __init__(self) -> None:
-        self.decode_tokens = 0
-        self.set_aside = 0
-        self._ended = SpecTelemetry()
-
-    def add(self, telemetry: SpecTelemetry) -> None:
-        """Count a stream that ended."""
-        self._ended = _sum((self._ended, telemetry))
-
-    def with_live(self, running: Iterable[SpecTelemetry]) -> SpecTelemetry:
-        """Ended and running streams together."""
-        return _sum((self._ended, *running))
-
-
-def _sum(parts: Iterable[SpecTelemetry]) -> SpecTelemetry:
-    parts = list(parts)
-    return SpecTelemetry(
-        rounds=sum(part.rounds for part in parts),
-        drafted=sum(part.drafted for part in parts),
-        accepted=sum(part.accepted for part in parts),
-        capture_failures=sum(part.capture_failures for part in parts),
+def captured(capture: Capture, *, state_bytes: int, block_bytes: int, now_ns: int) -> Captured:
+    """A capture that waits for the broker's answer."""
+    return Captured(
+        capture_id=capture.capture_id,
+        request_id=capture.request_id,
+        key=capture.entry.key,
+        parent_key=capture.parent.key if capture.parent else None,
+        splits_key=capture.splits.key if capture.splits else None,
+        position=capture.entry.position,
+        state_bytes=state_bytes,
+        kv_bytes=capture.kv_blocks * block_bytes,
+        end_ns=now_ns,
     )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from services.gpu_worker.engine.accounts import Counters
 from services.gpu_worker.engine.requests import FinishReason, SpecTelemetry
 from services.gpu_worker.engine.sessions.outcome import Ending
-from services.gpu_worker.engine.streams import Counters, Stream, Waiting
+from services.gpu_worker.engine.streams import Stream, Waiting
 from tests.engine_kit import prompt, request
 from tests.session_kit import VOCAB, Bench
 

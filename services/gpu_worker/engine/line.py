@@ -1,0 +1,92 @@
+"""The line of requests that wait: who comes, who goes in, which hits give way, which streams come back to its head.
+
+Knows the cache's room and the hits of those who wait. Does not know sessions, nor what runs but for the room it leaves.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Iterator
+
+from services.gpu_worker.engine.cache.manager import CacheManager
+from services.gpu_worker.engine.faults import StreamKey
+from services.gpu_worker.engine.requests import Event, GenerateRequest, HitDropped, SpecTelemetry
+from services.gpu_worker.engine.scheduler import Room, admissions
+from services.gpu_worker.engine.streams import Waiting
+from shared.errors import InvalidRequest, Overloaded
+
+
+class Line:
+    """First come, first served. `tell` takes the events that happen here."""
+
+    def __init__(self, cache: CacheManager, *, most: int, tell: Callable[[Event], None]) -> None:
+        self._cache = cache
+        self._most = most
+        self._tell = tell
+        self._waiting: deque[Waiting] = deque()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def blocks_wanted(self) -> int:
+        """Fresh blocks that the head needs, 0 when nobody waits."""
+        return self._cache.fresh_blocks(self._waiting[0].request) if self._waiting else 0
+
+    def telemetry(self) -> list[SpecTelemetry]:
+        """What streams that came back had done before."""
+        return [waiting.telemetry for waiting in self._waiting]
+
+    def join(self, request: GenerateRequest, now_ns: int, running: Collection[StreamKey]) -> None:
+        """Stand at the end. Raises InvalidRequest for a stream that is there already, Overloaded when the line is
+        full."""
+        if request.key in running or any(waiting.request.key == request.key for waiting in self._waiting):
+            raise InvalidRequest("this choice of this request runs already", param="request_id")
+        if len(self._waiting) >= self._most:
+            raise Overloaded(f"{len(self._waiting)} requests wait already")
+        self._waiting.append(Waiting(request=request, since_ns=now_ns))
+        self._cache.expect(request.request_id)
+
+    def come_back(self, waiting: Waiting) -> None:
+        """A stream that was set aside stands at the head, past the limit (FR-107), with a hit if there is one."""
+        request = waiting.request
+        self._waiting.appendleft(waiting)
+        if request.use_cache:
+            self._cache.lookup(request.request_id, request.root, request.tokens, request.chain)
+        self._cache.expect(request.request_id)
+
+    def leave(self, request_id: str) -> list[Waiting]:
+        """Every choice of a request leaves; answers them."""
+        leaving = [waiting for waiting in self._waiting if waiting.request.request_id == request_id]
+        for waiting in leaving:
+            self._waiting.remove(waiting)
+            self._cache.abandon(request_id)
+        return leaving
+
+    def admit(self, room: Room) -> Iterator[Waiting]:
+        """Those who go in now, in order, their hits on the device. A hit whose bytes were wrong ends the round: it is a
+        miss, and room is planned anew."""
+        count = admissions([self._cache.fresh_blocks(waiting.request) for waiting in self._waiting], room)
+        for _ in range(count):
+            key = self._cache.bring_back(self._waiting[0].request.request_id)
+            if key is not None:
+                self._dropped(self._waiting[0], key)
+                return
+            yield self._waiting.popleft()
+
+    def free_holds(self) -> None:
+        """Nothing runs and the head does not fit: hits that wait must not keep entries from eviction.
+
+        The youngest give way first, the head last; they run cold.
+        """
+        for waiting in reversed(self._waiting):
+            if self.blocks_wanted - self._cache.blocks.free <= self._cache.reclaimable():
+                return
+            key = self._cache.drop_hit(waiting.request.request_id)
+            if key is not None:
+                self._dropped(waiting, key)
+
+    def _dropped(self, waiting: Waiting, key: bytes) -> None:
+        """Say that a hit is gone, unless its lease went with an earlier life."""
+        if waiting.past is None:
+            self._tell(HitDropped(request_id=waiting.request.request_id, key=key))
