@@ -144,21 +144,17 @@ def _engine(model: LoadedModel, batch: int, policy: Policy, forwards: _Forwards)
 
 
 def _warm(engine: WatchedEngine, requests: list[GenerateRequest]) -> None:
-    """Prime every prompt once, so that the measured pass restores what it can."""
-    driver = Driver(engine)
-    for number, request in enumerate(requests[: len(QUESTIONS)]):
-        driver.run([_plain(request, number)])
-
-
-def _plain(request: GenerateRequest, number: int) -> GenerateRequest:
-    return GenerateRequest(
-        request_id=f"warm-{number}",
-        root=request.root,
-        tokens=request.tokens,
-        chain=request.chain,
-        sampling=RULES["greedy"],
-        max_tokens=1,
+    """Capture what all prompts begin with, so that the measured pass primes their ends alone."""
+    prompts = [request.tokens for request in requests]
+    shared = next(
+        (place for place, ids in enumerate(zip(*prompts, strict=False)) if len(set(ids)) > 1),
+        min(map(len, prompts)),
     )
+    first = requests[0]
+    warm = replace(
+        first, request_id="warm", max_tokens=1, ckpt_at=shared, speculation_k=0, stop_ids=frozenset()
+    )
+    Driver(engine).run([warm])
 
 
 def _messages(question: str) -> list[dict[str, Any]]:
