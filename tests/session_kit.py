@@ -18,17 +18,35 @@ from services.gpu_worker.engine.cache.manager import CacheManager
 from services.gpu_worker.engine.cache.offload import HostTier
 from services.gpu_worker.engine.cache.prices import Prices
 from services.gpu_worker.engine.drafters.ngram import NamespaceIndex, NgramDrafter
-from services.gpu_worker.engine.requests import GenerateRequest
+from services.gpu_worker.engine.requests import GenerateRequest, SamplingParams
 from services.gpu_worker.engine.sequence import SequenceState
 from services.gpu_worker.engine.sessions.base import Session
 from services.gpu_worker.engine.sessions.mtp import SpecSession
 from services.gpu_worker.engine.sessions.outcome import SessionShape
 from services.gpu_worker.engine.sessions.rounds import run_round
+from tests.engine_kit import prompt
 
 VOCAB = 24
 PRICES = Prices(token_flops=10, pair_flops=1, block_bytes=32, state_bytes=16)
 """Bytes are those of the stand-in's blocks, and of its states with their hidden."""
 Prefix = tuple[int, ...]
+SAMPLED = SamplingParams(seed=77, temperature=1.0)
+
+
+def sometimes(prefix: Prefix) -> bool:
+    """The head errs on every third prefix."""
+    return (sum(prefix) + len(prefix)) % 3 == 0
+
+
+def ids(length: int, seed: int = 0) -> tuple[int, ...]:
+    """A prompt in the stand-in's vocabulary."""
+    return prompt(length, seed, VOCAB)
+
+
+def spec(session: Session) -> SpecSession:
+    """The session, which must have a drafter."""
+    assert isinstance(session, SpecSession)
+    return session
 
 
 class StandIn:

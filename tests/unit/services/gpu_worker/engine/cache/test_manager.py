@@ -7,12 +7,8 @@ import pytest
 from services.gpu_worker.engine.cache.entry import Capture
 from services.gpu_worker.engine.requests import GenerateRequest, Hit
 from services.gpu_worker.engine.sessions.base import Session
-from tests.engine_kit import ROOT, prompt, request
-from tests.session_kit import VOCAB, Bench
-
-
-def ids(length: int, seed: int = 0) -> tuple[int, ...]:
-    return prompt(length, seed, VOCAB)
+from tests.engine_kit import ROOT, request
+from tests.session_kit import Bench, ids
 
 
 def captures_of(bench: Bench, item: GenerateRequest) -> list[Capture]:

@@ -12,24 +12,8 @@ from services.gpu_worker.engine.sessions.base import Session
 from services.gpu_worker.engine.sessions.handoff import flush_pending, hand_off
 from services.gpu_worker.engine.sessions.mtp import SpecSession
 from services.gpu_worker.engine.sessions.outcome import Decline, DeclineReason, Emission, Ending
-from tests.engine_kit import prompt, request
-from tests.session_kit import VOCAB, Bench, Prefix
-
-SAMPLED = SamplingParams(seed=77, temperature=1.0)
-
-
-def sometimes(prefix: Prefix) -> bool:
-    """The head errs on every third prefix."""
-    return (sum(prefix) + len(prefix)) % 3 == 0
-
-
-def ids(length: int, seed: int = 0) -> tuple[int, ...]:
-    return prompt(length, seed, VOCAB)
-
-
-def spec(session: Session) -> SpecSession:
-    assert isinstance(session, SpecSession)
-    return session
+from tests.engine_kit import request
+from tests.session_kit import SAMPLED, Bench, ids, sometimes, spec
 
 
 def emissions(item: GenerateRequest) -> list[Emission]:

@@ -9,26 +9,8 @@ import pytest
 from services.gpu_worker.engine.cache.kv_pool import KVPool
 from services.gpu_worker.engine.models.random import TINY
 from services.gpu_worker.engine.requests import FinishReason, SamplingParams
-from services.gpu_worker.engine.sessions.base import Session
-from services.gpu_worker.engine.sessions.mtp import SpecSession
-from tests.engine_kit import ROOT, prompt, request
-from tests.session_kit import VOCAB, Bench, Prefix
-
-SAMPLED = SamplingParams(seed=77, temperature=1.0)
-
-
-def sometimes(prefix: Prefix) -> bool:
-    """The head errs on every third prefix."""
-    return (sum(prefix) + len(prefix)) % 3 == 0
-
-
-def ids(length: int, seed: int = 0) -> tuple[int, ...]:
-    return prompt(length, seed, VOCAB)
-
-
-def spec(session: Session) -> SpecSession:
-    assert isinstance(session, SpecSession)
-    return session
+from tests.engine_kit import ROOT, request
+from tests.session_kit import SAMPLED, VOCAB, Bench, ids, sometimes, spec
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 5, 7])
