@@ -10,9 +10,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from services.bench.cache import Results as CacheResults
+from services.bench.cache import bars as cache_bars
+from services.bench.cache import run_cache
 from services.bench.load import RULES, Load
 from services.bench.spec import BATCHES, PLAIN, REPEATS, Results, StreamsDiffer, bars, run_spec
-from services.prove.evidence import evidence, write
+from services.prove.evidence import Bar, evidence, write
 from services.prove.models import pocket
 from shared.errors import BurstlineError
 
@@ -47,10 +50,27 @@ def spec(
         sys.stderr.write(f"burstline: bench could not measure: {fault}\n")
         raise typer.Exit(2) from fault
     Console().print(_table(results))
-    told = bars(results)
+    _end("bench spec", {"threads": 1, "repeats": repeats, "loads": results}, bars(results), json_file)
+
+
+@app.command()
+def cache(
+    json_file: Annotated[Path | None, typer.Option("--json", help="Also write the result here.")] = None,
+) -> None:
+    """What the prefix cache saves agents: tokens served, time to the first token, against other ways to cache."""
+    try:
+        results = run_cache(pocket(), report=_progress)
+    except (BurstlineError, OSError) as fault:
+        sys.stderr.write(f"burstline: bench could not measure: {fault}\n")
+        raise typer.Exit(2) from fault
+    Console().print(_cache_table(results))
+    _end("bench cache", {"threads": 1} | results, cache_bars(results), json_file)
+
+
+def _end(command: str, shown: dict[str, Any], told: list[Bar], json_file: Path | None) -> None:
+    """Write the evidence, tell the bars, exit with 1 when one does not hold."""
     if json_file is not None:
-        shown: dict[str, Any] = {"threads": 1, "repeats": repeats, "loads": results}
-        write(json_file, evidence("bench spec", shown, told))
+        write(json_file, evidence(command, shown, told))
     for bar in told:
         sys.stdout.write(f"{bar.name}: {bar.value:g} {bar.unit}{'' if bar.holds else '  NOT AS PROMISED'}\n")
     raise typer.Exit(0 if all(bar.holds for bar in told) else 1)
@@ -58,6 +78,26 @@ def spec(
 
 def _progress(text: str) -> None:
     sys.stderr.write(text + "\n")
+
+
+def _cache_table(results: CacheResults) -> Table:
+    trace = results["trace"]
+    title = f"{trace['prompts']} prompts of agents, {trace['tokens']} tokens, {trace['reusable']} of them seen before"
+    table = Table(title=title, title_justify="left")
+    table.add_column("cache", no_wrap=True)
+    for name in ("computed", "needed", "of reusable", "of prompts", "a prompt"):
+        table.add_column(name, justify="right")
+    small = {f"small pools, {name}": figures for name, figures in results["policies_in_small_pools"].items()}
+    for name, figures in (results["served"] | small).items():
+        table.add_row(
+            name,
+            f"{figures['computed']}",
+            f"{figures['needed']}",
+            f"{figures['share_of_reusable']:.1%}",
+            f"{figures['share_of_prompts']:.1%}",
+            f"{figures['computed_per_prompt']:.0f}",
+        )
+    return table
 
 
 def _table(results: Results) -> Table:
