@@ -47,7 +47,9 @@ class Readiness:
         return {"model": self._model, "nats": self._nats, "progress": self._progress, "drain": self._drain}
 
     async def _model(self) -> str | None:
-        return None if self._host.loaded else "the model is not loaded"
+        if not self._host.loaded:
+            return "the model is not loaded"
+        return None if self.worker is not None else "the queue is not ready"
 
     async def _nats(self) -> str | None:
         return None if await self._transport.ready() else "NATS cannot be reached"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import uuid
 from typing import Any, Final
 
@@ -24,7 +25,10 @@ from shared.protocol.subjects import ConsumerSpec, StreamSpec
 from shared.transport.base import Headers, Received, Stored
 from shared.transport.wire import NobodyListens, Raw, Unanswered, Wire
 
+_log = logging.getLogger(__name__)
+
 API_TIMEOUT_S: Final = 5.0
+ENSURE_TRIES: Final = 6
 _NS: Final = 1_000_000_000
 _TRIES: Final = 3
 _PAUSE_S: Final = 0.1
@@ -45,6 +49,16 @@ async def call(
     """One call of the JetStream API. Raises the error that the server names, in our words."""
     answer = await wire.ask(f"$JS.API.{operation}", json.dumps(body).encode(), timeout=timeout)
     return parse(answer.data)
+
+
+async def insist(wire: Wire, operation: str, body: dict[str, Any]) -> dict[str, Any]:
+    """`call` for what may be repeated: a server that is slow (many start at once, a cold disk) gets several times."""
+    for _ in range(ENSURE_TRIES - 1):
+        try:
+            return await call(wire, operation, body)
+        except Unanswered:
+            _log.warning("%s: no answer within %g s, asking again", operation, API_TIMEOUT_S)
+    return await call(wire, operation, body)
 
 
 def parse(data: bytes) -> dict[str, Any]:
@@ -104,7 +118,7 @@ async def ensure_stream(wire: Wire, spec: StreamSpec) -> None:
     """Create the stream, or bring the one that is to the spec. Raises Conflict naming the field that cannot change."""
     wanted = stream_config(spec)
     try:
-        await call(wire, f"STREAM.CREATE.{spec.name}", {**wanted, "num_replicas": 1})
+        await insist(wire, f"STREAM.CREATE.{spec.name}", {**wanted, "num_replicas": 1})
         return
     except Conflict:
         known = (await call(wire, f"STREAM.INFO.{spec.name}", {}))["config"]
@@ -112,7 +126,7 @@ async def ensure_stream(wire: Wire, spec: StreamSpec) -> None:
     if not drift:
         return
     try:
-        await call(wire, f"STREAM.UPDATE.{spec.name}", {**known, **wanted})
+        await insist(wire, f"STREAM.UPDATE.{spec.name}", {**known, **wanted})
     except Unavailable as error:
         if isinstance(error, Unanswered | NobodyListens):
             raise
@@ -146,7 +160,7 @@ async def ensure_consumer(wire: Wire, spec: ConsumerSpec) -> None:
     wanted = consumer_config(spec)
     operation = f"CONSUMER.CREATE.{spec.stream}.{spec.durable}.{spec.filter_subject}"
     try:
-        await call(wire, operation, {"stream_name": spec.stream, "config": wanted, "action": ""})
+        await insist(wire, operation, {"stream_name": spec.stream, "config": wanted, "action": ""})
         return
     except Unavailable as error:
         if isinstance(error, Unanswered | NobodyListens):

@@ -48,12 +48,31 @@ async def connect(
     return NatsTransport(wire)
 
 
+class _PatientClient(Client):
+    """nats-py stops reading for good at any error in what it reads, says it is connected, and notices a minute later.
+
+    Such an error is a PONG for a flush that nobody waits for any more, because its caller was cancelled or gave up: every
+    slow answer, and every caller who leaves at the wrong moment. Here that PONG is counted, and a reader that ends by any
+    other error is a lost connection at once.
+    """
+
+    async def _process_pong(self) -> None:
+        if self._pongs and self._pongs[0].done():
+            self._pongs[0] = asyncio.get_running_loop().create_future()
+        await super()._process_pong()
+
+    async def _read_loop(self) -> None:
+        await super()._read_loop()
+        if self.is_connected:
+            await self._process_op_err(nats_errors.UnexpectedEOF())
+
+
 class NatsWire:
     """A `Wire` on one nats-py client."""
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._client = Client()
+        self._client = _PatientClient()
         self._up = asyncio.Event()
         self._opened = False
         self._closing = False

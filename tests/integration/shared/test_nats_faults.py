@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import signal
 from collections.abc import AsyncIterator
 
 import pytest
+from nats.aio.client import Client
 
 from services.embedded.nats import NatsServer
 from shared.errors import Unavailable
@@ -278,3 +281,36 @@ async def test_an_append_finds_out_by_itself_what_became_of_it(
     stored = await appending
     found = await transport.read(JOURNAL.name, subject)
     assert [(one.data, one.sequence) for one in found] == [(b"x", stored.sequence)]
+
+
+async def test_callers_who_gave_up_on_a_slow_server_do_not_cost_the_connection(
+    transport: Transport, nats_server: NatsServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Their answers come all the same, later, and nobody waits for them."""
+    child = nats_server.child
+    assert child is not None
+    os.kill(child.pid, signal.SIGSTOP)
+    try:
+        gone = asyncio.create_task(transport.ready())
+        await asyncio.sleep(0.1)
+        gone.cancel()
+        assert not await transport.ready()  # gave up by its own limit
+    finally:
+        os.kill(child.pid, signal.SIGCONT)
+    await transport.append(
+        SUBJECT, b"heard", timeout=PATIENCE_S / 6
+    )  # a deaf connection would hear no answer
+    assert "lost" not in caplog.text
+
+
+async def test_a_reader_that_dies_of_an_error_is_a_lost_connection(
+    transport: Transport, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def broken(self: Client) -> None:
+        monkeypatch.undo()
+        raise RuntimeError("a fault of the library")
+
+    monkeypatch.setattr(Client, "_process_pong", broken)
+    await transport.ready()
+    await transport.append(SUBJECT, b"heard", timeout=PATIENCE_S / 6)
+    assert "the connection to NATS is lost" in caplog.text
