@@ -61,6 +61,9 @@ class GatewaySettings(Settings):
     """How long a request may wait for a first live worker of its model before it is refused; over a heartbeat."""
     worker_silence_s: float = Field(default=10.0, gt=0)
     """A worker without a heartbeat for this long is dead for routing."""
+    orphan_grace_s: float = Field(default=30.0, ge=0)
+    """After the last worker of a request's fingerprint fell silent: how long one may take to come back, before the
+    request ends with an error. Over a worker's start."""
     worker_max_waiting: int = Field(default=4, ge=0)
     """A worker with more waiting requests than this is passed over, though it holds the entry."""
     auth_cache_s: float = Field(default=30.0, ge=0)

@@ -6,20 +6,23 @@ dispatcher, since the reader's own task may be dying.
 
 A request on one worker's own subject is seen by nobody else. If that worker falls silent, the request is put on the
 shared subject as well: another worker claims it as the next attempt, and should the first one live after all, the
-journal's fence lets only one of them write (C2).
+journal's fence lets only one of them write (C2), and it leaves its own copy to the other. If no worker of the
+fingerprint is left, the request ends (`orphans`) and its cancellation keeps it from running later.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final, Literal
 
 from services.gateway.config import GatewaySettings
+from services.gateway.orphans import OrphanWatch
 from services.gateway.reader import End, News, TokenReader
 from services.gateway.routing import Route
+from services.gateway.workers import Fleet
 from shared.clock import Clock
 from shared.errors import BurstlineError, DeadlineExceeded, Overloaded, Unavailable
 from shared.protocol import codec, subjects
@@ -30,7 +33,7 @@ from shared.transport.base import Transport
 _log = logging.getLogger(__name__)
 
 _WATCH_S: Final = 1.0
-"""How often the worker of an own subject is looked at while nothing comes."""
+"""How often a request's workers are looked at while nothing comes."""
 
 CancelReason = Literal["client_disconnected", "stop_string", "deadline", "operator"]
 
@@ -54,6 +57,7 @@ class Generation:
         self._settings: Final = dispatcher.settings
         self._clock: Final = dispatcher.clock
         self._started = False
+        self._orphans: Final = dispatcher.orphan_watch(request)
         self.ended = False
         self.cancelled = False
 
@@ -63,7 +67,7 @@ class Generation:
         Raises:
             Overloaded: no worker took it within the queue deadline (FR-108).
             DeadlineExceeded: its own deadline passed.
-            Unavailable: the queue is away.
+            Unavailable: the queue is away, or the workers are gone for good.
         """
         queue_until = self._clock.monotonic_ns() + int(self._settings.queue_deadline_s * 1e9)
         while not self.ended:
@@ -93,13 +97,20 @@ class Generation:
         left = [(self.request.deadline_ns - self._clock.wall_ns()) / 1e9]
         if not self._started:
             left.append((queue_until - self._clock.monotonic_ns()) / 1e9)
-        if self._worker is not None:
-            left.append(_WATCH_S)
-        return max(0.0, min(left))
+        return max(0.0, min(*left, _WATCH_S))
 
     async def _watch(self) -> None:
-        """The worker that alone can see the request is silent: let the others have it."""
-        if self._worker is None or self._dispatcher.alive(self._worker):
+        """The worker that alone can see the request is silent: let the others have it, if there are any.
+
+        Raises:
+            Unavailable: there are none, and none came back.
+        """
+        try:
+            await self._orphans.check()
+        except Unavailable:
+            self.cancel("operator")
+            raise
+        if self._worker is None or self._dispatcher.fleet.alive(self._worker):
             return
         try:
             request = self.request
@@ -144,13 +155,11 @@ class Dispatcher:
         telemetry: Telemetry,
         settings: GatewaySettings,
         clock: Clock,
-        *,
-        alive: Callable[[str], bool],
+        fleet: Fleet,
     ) -> None:
-        """`alive` tells whether a worker was heard lately."""
         self.settings: Final = settings
         self.clock: Final = clock
-        self.alive: Final = alive
+        self.fleet: Final = fleet
         self._transport: Final = transport
         self._telemetry: Final = telemetry
         self._sending: Final[set[asyncio.Task[None]]] = set()
@@ -192,6 +201,16 @@ class Dispatcher:
             message_id=message_id,
             headers=headers,
             timeout=self.settings.broker_timeout_s,
+        )
+
+    def orphan_watch(self, request: GenerateRequest) -> OrphanWatch:
+        """Tells when nobody is left who could answer it."""
+        return OrphanWatch(
+            request.namespace.fingerprint,
+            staffed=self.fleet.staffed,
+            hearing=self._transport.ready,
+            clock=self.clock,
+            grace_s=self.settings.orphan_grace_s,
         )
 
     def headers(self, request: GenerateRequest, parent: Parent) -> dict[str, str]:

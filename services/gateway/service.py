@@ -61,7 +61,7 @@ class Gateway:
             self.broker, timeout_s=settings.lookup_timeout_s, max_waiting=settings.worker_max_waiting
         )
         self.prompts: Final = PromptMaker(settings, telemetry, clock)
-        self.dispatcher: Final = Dispatcher(transport, telemetry, settings, clock, alive=self.fleet.alive)
+        self.dispatcher: Final = Dispatcher(transport, telemetry, settings, clock, self.fleet)
         self.slots: Final = Slots(settings.max_in_flight)
         self.draining = False
         self._ending: asyncio.Task[None] | None = None

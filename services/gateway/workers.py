@@ -97,6 +97,11 @@ class Fleet:
         seen = self._seen.get(worker_id)
         return seen is not None and seen[1] >= self._clock.monotonic_ns() - self._silence_ns
 
+    def staffed(self, fingerprint: str) -> bool:
+        """Whether a worker of a fingerprint was heard lately, ready or not."""
+        horizon = self._clock.monotonic_ns() - self._silence_ns
+        return any(beat.fingerprint == fingerprint and seen >= horizon for beat, seen in self._seen.values())
+
     def crew(self, model: str) -> Crew | None:
         """The fingerprint of `model` with the most live workers (ties: the smallest), and its workers."""
         by_fingerprint: dict[str, list[Heartbeat]] = {}
