@@ -119,7 +119,8 @@ class Transport(Protocol):
     # streams
     async def ensure_stream(self, spec: StreamSpec) -> None:
         """Create it, or make it as the spec says. Idempotent, safe from several processes at once. Raises Conflict
-        naming the field when the one that is cannot be changed so."""
+        naming the field when the one that is cannot be changed so, and Unavailable (`nats_unsuitable`) at the first
+        call when the server is one that must not be used."""
 
     async def ensure_consumer(self, spec: ConsumerSpec) -> PullConsumer:
         """Create or attach to a durable pull consumer. Idempotent."""

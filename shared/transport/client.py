@@ -8,7 +8,7 @@ from typing import Final
 
 from shared.errors import PayloadTooLarge, Unavailable
 from shared.protocol.subjects import STREAMS, ConsumerSpec, StreamSpec
-from shared.transport import jetstream
+from shared.transport import jetstream, suitability
 from shared.transport.base import Handler, Headers, PullConsumer, Received, Stored, Subscription
 from shared.transport.buffer import Buffer
 from shared.transport.pull import Pull
@@ -30,6 +30,8 @@ class WireTransport:
         self._pulls: dict[tuple[str, str], tuple[ConsumerSpec, Pull]] = {}
         self._streams: dict[str, StreamSpec] = {spec.name: spec for spec in STREAMS}
         self._ensured: set[str] = set()
+        self._checking = asyncio.Lock()
+        self._suitable = False
         self._closing = False
         self._ending: list[asyncio.Task[None]] = []
         wire.on_reconnect(self._reconnected)
@@ -101,6 +103,10 @@ class WireTransport:
     # streams
 
     async def ensure_stream(self, spec: StreamSpec) -> None:
+        async with self._checking:
+            if not self._suitable:
+                await suitability.check(self._wire)
+                self._suitable = True
         await jetstream.ensure_stream(self._wire, spec)
         self._streams[spec.name] = spec
         self._ensured.add(spec.name)

@@ -131,6 +131,10 @@ class NatsWire:
     def max_payload_bytes(self) -> int:
         return int(self._client.max_payload)
 
+    @property
+    def server_version(self) -> str:
+        return str(self._client._server_info.get("version", ""))
+
     def inbox(self) -> str:
         return str(self._client.new_inbox())
 

@@ -55,6 +55,10 @@ class Wire(Protocol):
     def max_payload_bytes(self) -> int:
         """The server's limit for one message, headers included."""
 
+    @property
+    def server_version(self) -> str:
+        """Of the server that we are connected to, as it says; "" before the first connection."""
+
     def inbox(self) -> str:
         """A new subject of our own."""
 
