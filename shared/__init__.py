@@ -1,4 +1,10 @@
 """What two or more services must agree on: protocol, transport, settings, telemetry, errors, time.
 
 Knows no service, no device and no database; imports neither `services` nor `kernels`.
+
+    protocol    what is said           transport   how it gets there
+    config      settings               lifecycle   signals, shutdown, tasks that may not die quietly
+    asgi        HTTP in a process      health      /healthz, /readyz, /metrics
+    telemetry   spans, metrics         tracestore  spans of a machine, kept    logs    lines without secrets
+    errors      the tree               evidence    what `--json` writes        clock   the one place that reads time
 """

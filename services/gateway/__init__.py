@@ -2,4 +2,17 @@
 
 OpenAI-style REST in front of the queue. It authenticates, validates, renders, tokenises, routes and enqueues, and turns
 the journalled token stream back into text. Knows no device and no database: no torch, no SQL.
+
+in      routes, schemas     the HTTP surface       body        JSON that nobody has to trust
+        middleware          ids, root span, catch  connection  a caller who leaves
+        auth, slots         who, and how many      resolve     every parameter decided
+text    vocabulary, model   a model folder         prompts     rendering and tokenising in threads
+        rendering           the chat template      shield      callers' text is never a control token
+queue   workers             who lives              routing     to whom
+        dispatch, reader    one request, its news  orphans     whose workers are gone
+        broker              calls to the cache broker
+out     answer, choice      tokens to events       detokenize, stops, parsers   their parts, pure
+        formats             OpenAI's objects       chat_format, text_format     of each endpoint
+        sse, faults         streams, errors        generate    all of it, in order
+whole   app, service        the process, its parts config, metrics
 """

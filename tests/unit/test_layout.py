@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import re
 import tomllib
 from pathlib import Path
 
@@ -38,6 +39,17 @@ def test_every_folder_is_a_package_that_says_its_purpose(folder: Path) -> None:
     if folder.name == "versions":
         return
     assert ast.get_docstring(ast.parse(init.read_text())), f"{init} does not say what lives there"
+
+
+@pytest.mark.parametrize(
+    "folder", ["shared", "shared/protocol", "services/cache_broker", "services/embedded", "services/gateway"]
+)
+def test_a_folder_of_many_modules_has_a_map_of_all_of_them(folder: str) -> None:
+    words = set(
+        re.findall(r"\w+", ast.get_docstring(ast.parse((ROOT / folder / "__init__.py").read_text())) or "")
+    )
+    modules = {path.stem for path in (ROOT / folder).glob("*.py") if not path.stem.startswith("_")}
+    assert modules - words == set(), f"{folder}/__init__.py does not say what these are for"
 
 
 def test_kernels_has_no_version() -> None:
