@@ -4,9 +4,7 @@
     prime reaches a boundary ──capture──> pending ──publish──> entry ──evict──> free
                                               └──discard──> free └─make_room─> host tier
 
-A pending capture already has its place in the tree, so that later captures are charged as if it were granted; no
-lookup finds it. When it is discarded, pending captures that build on it go with it.
-
+The parts know one thing each (`holds`, `captures`, `moves`, `victims`); this is the face that the engine sees.
 Knows rows, states and keys. Does not know requests' sampling, the broker or time.
 """
 
@@ -19,13 +17,15 @@ from typing import Protocol
 
 from torch import Tensor
 
-from services.gpu_worker.engine.cache.entry import Capture, Entry, Hold, StoredState
+from services.gpu_worker.engine.cache.captures import Captures, Snapshots
+from services.gpu_worker.engine.cache.entry import Capture, Entry
 from services.gpu_worker.engine.cache.evict import Candidate, Policy, choose, worst_first
+from services.gpu_worker.engine.cache.holds import Holds
 from services.gpu_worker.engine.cache.moves import Moves
 from services.gpu_worker.engine.cache.offload import HostTier
 from services.gpu_worker.engine.cache.pages import BlockAllocator, IdPool
 from services.gpu_worker.engine.cache.prices import Prices
-from services.gpu_worker.engine.cache.tree import Node, PrefixTree
+from services.gpu_worker.engine.cache.tree import PrefixTree
 from services.gpu_worker.engine.cache.victims import Victims
 from services.gpu_worker.engine.config import BLOCK_ROWS
 from services.gpu_worker.engine.requests import Evicted, GenerateRequest, Hit, PoolCounts
@@ -33,16 +33,10 @@ from services.gpu_worker.engine.sequence import SequenceState
 from shared.errors import EngineFault
 
 
-class CaptureFailed(Exception):
-    """A boundary could not be captured. Never fails a request; counted (C3, R-S6)."""
-
-
-class States(Protocol):
-    """What the manager asks of the recurrent states' pool."""
+class States(Snapshots, Protocol):
+    """What is asked of the recurrent states' pool."""
 
     def reset(self, slot: int) -> None: ...
-
-    def take_snapshot(self, slot: int, snapshot: int) -> None: ...
 
     def restore(self, snapshot: int, slot: int) -> None: ...
 
@@ -75,17 +69,17 @@ class CacheManager:
         self.snapshots = IdPool(num_snapshots, "snapshot")
         self.tree = PrefixTree()
         self.tier = tier
-        self.capture_failures = 0
         self.parked: Counter[bytes] = Counter()
         """Checkpoints of parked sessions, evicted after everything else."""
         self._states = states
-        self._max_pending = max_pending
-        self._holds: dict[str, Hold] = {}
-        self._pending: dict[int, Capture] = {}
-        self._next_capture = 1
         self._prices = prices
         self._policy = policy
         self._moves = Moves(self.tree, self.blocks, self.snapshots, tier)
+        self._held = Holds(self.tree, self.blocks, self._moves)
+        self._captures = Captures(
+            self.tree, self.blocks, self.snapshots, self._moves, states, max_pending=max_pending
+        )
+        self._pending = self._captures.pending
         self._victims = Victims(self.tree, self._moves, self._pending, prices)
 
     # -- hits ---------------------------------------------------------------------------------------------------
@@ -93,31 +87,30 @@ class CacheManager:
     def lookup(
         self, request_id: str, root: bytes, tokens: Sequence[int], chain: Sequence[bytes]
     ) -> Hit | None:
-        """The deepest published state that prefixes `tokens` and leaves at least one to compute.
-
-        Takes references once a request id; the second call answers the same hit.
-        """
-        hold = self._holds.get(request_id)
-        if hold is None:
-            path = self.tree.match(root, tokens, chain)
-            entry = _deepest(path, len(tokens))
-            if entry is None:
-                return None
-            rows = path[: entry.position // BLOCK_ROWS]
-            hold = Hold(
-                entry=entry,
-                tokens=list(tokens[: entry.position]),
-                blocks=[node.block for node in rows if node.block is not None],
-            )
-            self.blocks.retain(hold.blocks)
-            entry.pins += 1
-            self.tree.touch(entry)
-            self._holds[request_id] = hold
-        return Hit(key=hold.entry.key, position=hold.entry.position)
+        """See `Holds.lookup`."""
+        return self._held.lookup(request_id, root, tokens, chain)
 
     def holds(self, request_id: str) -> bool:
         """Whether a request has a hit."""
-        return request_id in self._holds
+        return request_id in self._held
+
+    def drop_hit(self, request_id: str) -> bytes | None:
+        """See `Holds.drop`."""
+        return self._held.drop(request_id)
+
+    def expect(self, request_id: str) -> None:
+        """See `Holds.expect`."""
+        self._held.expect(request_id)
+
+    def abandon(self, request_id: str) -> None:
+        """See `Holds.abandon`."""
+        self._held.abandon(request_id)
+
+    def bring_back(self, request_id: str) -> bytes | None:
+        """See `Holds.bring`; a snapshot is made free for it."""
+        if self._held.needs_snapshot(request_id) and not self.snapshots.free:
+            self.make_room(0, 1)
+        return self._held.bring(request_id)
 
     def is_resident(self, key: bytes) -> bool:
         """Whether a lookup could restore the entry at `key`."""
@@ -134,52 +127,13 @@ class CacheManager:
         if not self.parked[key]:
             del self.parked[key]
 
-    def drop_hit(self, request_id: str) -> bytes | None:
-        """Give a hold back; answers its key, or null when there was none."""
-        hold = self._holds.pop(request_id, None)
-        if hold is None:
-            return None
-        self.blocks.release(hold.blocks)
-        hold.entry.pins -= 1
-        return hold.entry.key
-
-    def bring_back(self, request_id: str) -> bytes | None:
-        """Bring what a request's hit needs from the host tier to the device, checked, before anybody reads it.
-
-        Null when the hit stands, or there is none. Otherwise it is a miss (C3): answers the key, and the hold is gone.
-        Room for the rows must be free: `fresh_blocks` counts them.
-        """
-        hold = self._holds.get(request_id)
-        if hold is None or (hold.entry.state and len(hold.blocks) * BLOCK_ROWS == hold.entry.position):
-            return None
-        if hold.entry.host is not None and not self.snapshots.free:
-            self.make_room(0, 1)
-        if not self._moves.is_whole(hold.entry) or not self._moves.bring(hold.entry):
-            return self.drop_hit(request_id)
-        rows = [node.block for node in self.tree.path(hold.entry.key) if node.block is not None]
-        self.blocks.retain(set(rows) - set(hold.blocks))
-        hold.blocks = rows
-        return None
-
-    def expect(self, request_id: str) -> None:
-        """A choice was queued that will want the hold."""
-        if request_id in self._holds:
-            self._holds[request_id].waiting += 1
-
-    def abandon(self, request_id: str) -> None:
-        """A queued choice has restored the hold or will not come; the last one gives it back."""
-        hold = self._holds.get(request_id)
-        if hold is not None:
-            hold.waiting -= 1
-            if hold.waiting <= 0:
-                self.drop_hit(request_id)
-
     # -- sequences ----------------------------------------------------------------------------------------------
 
     def fresh_blocks(self, request: GenerateRequest) -> int:
         """Blocks to allocate for prompt and whole budget beyond what the hold brings."""
         rows = len(request.tokens) + request.max_tokens
-        return -(-rows // BLOCK_ROWS) - len(self._usable_hold_blocks(request))
+        hold = self._held.usable(request)
+        return -(-rows // BLOCK_ROWS) - (len(hold.blocks) if hold else 0)
 
     def admit(self, request: GenerateRequest, sequence: SequenceState) -> Admission | None:
         """Give a sequence its slot and blocks and restore its hit; null, and nothing taken, when they do not fit."""
@@ -198,9 +152,9 @@ class CacheManager:
         return self._restore(request, sequence, slot)
 
     def _restore(self, request: GenerateRequest, sequence: SequenceState, slot: int) -> Admission:
-        hold = self._holds.get(request.request_id)
+        hold = self._held.usable(request)
         admission = Admission(hit_key=None, last_hidden=None)
-        if hold is not None and request.use_cache:
+        if hold is not None:
             state = hold.entry.state
             if state is None:
                 raise EngineFault("a held entry lost its state")
@@ -211,125 +165,36 @@ class CacheManager:
         self.abandon(request.request_id)
         return admission
 
-    def _usable_hold_blocks(self, request: GenerateRequest) -> list[int]:
-        hold = self._holds.get(request.request_id)
-        return hold.blocks if hold is not None and request.use_cache else []
-
     # -- captures -----------------------------------------------------------------------------------------------
 
     def boundaries(
         self, request: GenerateRequest, start: int, capture_at: int | None, ckpt_at: int
     ) -> list[int]:
-        """Where a prime from `start` should capture: at most the branch point and the checkpoint, ascending.
-
-        The branch point is the longest common prefix with anything in the tree; `capture_at` (what others know)
-        counts only when the tree shows none.
-        """
-        prompt = len(request.tokens)
-        path = self.tree.match(request.root, request.tokens, request.chain)
-        shared = len(path) * BLOCK_ROWS
-        branch = shared if start < shared < prompt else capture_at
-        wanted = {position for position in (branch, ckpt_at) if position and start < position <= prompt}
-        return sorted(position for position in wanted if not self.has_state(request, position))
+        """See `Captures.boundaries`."""
+        return self._captures.boundaries(request, start, capture_at, ckpt_at)
 
     def capture(
         self, request: GenerateRequest, sequence: SequenceState, position: int, last_hidden: Tensor
     ) -> Capture | None:
-        """Keep the state that `sequence` has at `position`, its newest row boundary. Null when one is there already.
-
-        Raises CaptureFailed, with nothing taken, when it cannot be kept.
-        """
-        depth = position // BLOCK_ROWS
-        if position % BLOCK_ROWS or not 0 < depth <= len(request.chain) or position != sequence.seq_len:
-            raise self._failed(f"position {position} is no boundary of this sequence at {sequence.seq_len}")
-        if self.has_state(request, position):
-            return None
-        chain = request.chain[:depth]
-        path = self.tree.match(request.root, request.tokens, chain)
-        if self.tree.forks(path, depth):
-            raise self._failed("the prefix forks where no entry is")
-        if len(self._pending) >= self._max_pending:
-            raise self._failed("too many captures wait for the broker")
-        snapshot = self.snapshots.acquire()
-        if snapshot is None:
-            raise self._failed("no snapshot is free")
-        self._states.take_snapshot(sequence.ssm_slot_idx(), snapshot)
-        state = StoredState(snapshot=snapshot, last_hidden=last_hidden.clone())
-        return self._settle(request, sequence, chain, state)
-
-    def _settle(
-        self, request: GenerateRequest, sequence: SequenceState, chain: Sequence[bytes], state: StoredState
-    ) -> Capture:
-        key = chain[-1]
-        self._moves.adopt(self.tree.match(request.root, request.tokens, chain), sequence.block_table)
-        entry = self.tree.entry(key)
-        fresh, splits = entry is None, None
-        if entry is None:
-            added = self.tree.grow(request.root, request.tokens, chain, sequence.block_table)
-            self.blocks.retain(added)
-            splits = None if added else self.tree.owner(key)
-            entry = self.tree.place(key, splits)
-        capture = Capture(
-            capture_id=self._next_capture,
-            request_id=request.request_id,
-            entry=entry,
-            fresh=fresh,
-            parent=entry.parent,
-            splits=splits,
-            state=state,
-            kv_blocks=entry.blocks if fresh else 0,
-        )
-        self._next_capture += 1
-        self._pending[capture.capture_id] = capture
-        return capture
+        """See `Captures.capture`."""
+        return self._captures.capture(request, sequence, position, last_hidden)
 
     def publish(self, capture_id: int) -> bool:
-        """Make a capture an entry that lookups find. False, with everything released, when it cannot stand."""
-        capture = self._pending.get(capture_id)
-        if capture is None:
-            return False
-        ground = [entry for entry in (capture.parent, capture.splits) if entry is not None]
-        if capture.fresh and not all(entry.published for entry in ground):
-            self._drop(capture)
-            return False
-        del self._pending[capture_id]
-        capture.entry.published = True
-        capture.entry.state = capture.state
-        self._moves.ruined.pop(capture.entry.key, None)
-        self.tree.touch(capture.entry)
-        return True
+        """See `Captures.publish`."""
+        return self._captures.publish(capture_id)
 
     def discard(self, capture_id: int) -> None:
-        """Release a capture and the pending ones that build on it. Unknown ids are ignored."""
-        capture = self._pending.get(capture_id)
-        if capture is not None:
-            self._drop(capture)
-
-    def _drop(self, capture: Capture) -> None:
-        """Later captures that were charged on top of this one go first, the newest first, so that splits heal."""
-        del self._pending[capture.capture_id]
-        if capture.fresh:
-            for other in sorted(self._pending.values(), key=lambda c: -c.capture_id):
-                later = other.capture_id > capture.capture_id and other.fresh
-                if (
-                    later
-                    and capture.entry in (other.parent, other.splits)
-                    and other.capture_id in self._pending
-                ):
-                    self._drop(other)
-            self._moves.forget_rows(self.tree.unplace(capture.entry, capture.splits))
-        self.snapshots.release(capture.state.snapshot)
+        """See `Captures.discard`."""
+        self._captures.discard(capture_id)
 
     def has_state(self, request: GenerateRequest, position: int) -> bool:
-        """Whether a state of this prompt stands at a boundary, granted or waiting for the broker."""
-        entry = self.tree.entry(request.chain[position // BLOCK_ROWS - 1])
-        if entry is None:
-            return False
-        return entry.kept or any(c.entry is entry for c in self._pending.values())
+        """See `Captures.has_state`."""
+        return self._captures.has_state(request, position)
 
-    def _failed(self, why: str) -> CaptureFailed:
-        self.capture_failures += 1
-        return CaptureFailed(why)
+    @property
+    def capture_failures(self) -> int:
+        """Boundaries that could not be captured, ever."""
+        return self._captures.failures
 
     # -- eviction -----------------------------------------------------------------------------------------------
 
@@ -446,7 +311,7 @@ class CacheManager:
         self._moves.check()
         sequences = list(sequences)
         expected: Counter[int] = Counter(self.tree.blocks())
-        for hold in self._holds.values():
+        for hold in self._held:
             expected.update(hold.blocks)
         for sequence in sequences:
             expected.update(sequence.block_table)
@@ -459,17 +324,6 @@ class CacheManager:
         states = sum(1 for entry in self.tree.entries() if entry.state is not None)
         if self.snapshots.held != states + len(self._pending) or self.slots.held != len(sequences):
             raise EngineFault("slots or snapshots are held by nobody")
-
-
-def _deepest(path: Iterable[Node], prompt: int) -> Entry | None:
-    """The deepest entry of a matched path that a prompt of so many tokens can restore: state and all rows exist."""
-    best = None
-    for node in path:
-        if not node.there or node.position >= prompt:
-            break
-        if node.entry is not None and node.entry.published and node.entry.kept:
-            best = node.entry
-    return best
 
 
 def _release_table(blocks: BlockAllocator, sequence: SequenceState) -> None:

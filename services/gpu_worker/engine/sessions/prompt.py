@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from services.gpu_worker.engine.batch import PrefillChunk
+from services.gpu_worker.engine.cache.captures import CaptureFailed
 from services.gpu_worker.engine.cache.entry import Capture
-from services.gpu_worker.engine.cache.manager import CacheManager, CaptureFailed
+from services.gpu_worker.engine.cache.manager import CacheManager
 from services.gpu_worker.engine.config import BLOCK_ROWS
 from services.gpu_worker.engine.requests import GenerateRequest
 from services.gpu_worker.engine.sequence import SequenceState
