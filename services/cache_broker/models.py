@@ -137,9 +137,7 @@ class Entry(Base):
     tenant: Mapped[str] = mapped_column(ForeignKey("tenants.id", ondelete="RESTRICT"))
     fingerprint: Mapped[str]
     parent: Mapped[bytes | None]
-    splits: Mapped[
-        bytes | None
-    ]  # whose lower rows passed to it when it was reserved; an abort gives them back
+    splits: Mapped[bytes | None]  # whose lower rows it took when it was reserved; an abort gives them back
     position: Mapped[int]
     parent_position: Mapped[int]
     state_bytes: Mapped[int] = mapped_column(BigInteger)

@@ -85,3 +85,46 @@ async def test_c5_a_branch_point_inside_an_entry_splits_it_and_the_books_follow(
     assert again.cached_tokens == 256
     (books,) = report.books
     assert books.entries == 4
+
+
+@pytest.mark.parametrize(
+    ("shared", "quota"),
+    [((192, 64, 128), 64 << 20), ((64, 128, 192), 450_000)],
+    ids=["down-and-up", "upwards-under-a-quota"],
+)
+async def test_c5_an_entry_is_split_where_each_conversation_leaves_it(
+    shared: tuple[int, ...],
+    quota: int,
+    database_url: str,
+    nats_url: str,
+    client: Client,
+    tiny_model: Path,
+    tmp_path: Path,
+) -> None:
+    """Conversations that share 64, 128 or 192 tokens with the first: the second of each kind starts at the branch."""
+    first = SYSTEM_PROMPT + tuple(200 + i % 250 for i in range(120))
+
+    def branch(length: int, salt: int) -> tuple[int, ...]:
+        return first[:length] + tuple(210 + (salt * 29 + 7 * i) % 250 for i in range(70))
+
+    async with broker(database_url, client) as line:
+        tenant = await line.tenant("one", quota)
+        port = free_port()
+        with worker_process(nats_url, tmp_path, tiny_model, "w1", health_port=str(port)):
+            await client.find_worker("w1")
+            await turn(client, "first", tenant, first)
+            for length in shared:
+                reused = []
+                for salt in (1, 2):
+                    name, prompt = f"{length}-{salt}", branch(length, salt)
+                    answer, terminal = await turn(client, name, tenant, prompt)
+                    cold, _ = await turn(client, f"{name}-cold", tenant, prompt, NO_CACHE)
+                    assert answer == cold
+                    reused.append(terminal.cached_tokens)
+                    balanced(await line.audit())
+                assert reused[1] >= length or quota == 450_000
+            _, again = await turn(client, "again", tenant, (*first, 5))
+            balanced(await line.audit())
+            evicted = await asyncio.to_thread(metric, port, "burstline_worker_evictions_total")
+    assert (evicted > 0) == (quota == 450_000)
+    assert again.cached_tokens == 256 or evicted
