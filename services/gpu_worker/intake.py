@@ -139,6 +139,7 @@ class Intake:
 
     def _finished(self, event: Finished) -> None:
         self.outcome.finished[event.choice] = event
+        self._core.metrics.spent(event.telemetry)
         self.outcome.timeline.finished(event)
         if self.outcome.complete:
             self.over.set()

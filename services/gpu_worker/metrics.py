@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from services.gpu_worker.engine.requests import EngineStats, PoolCounts
+from services.gpu_worker.engine.requests import AffinityCounts, EngineStats, PoolCounts, SpecTelemetry
 from shared.protocol.messages import Terminal
 
 
@@ -39,6 +39,18 @@ class WorkerMetrics:
         self.rounds = Counter("burstline_worker_rounds", "Verify rounds", registry=registry)
         self.drafted = Counter("burstline_worker_drafted_tokens", "Drafted tokens", registry=registry)
         self.accepted = Counter("burstline_worker_accepted_tokens", "Accepted drafts", registry=registry)
+        self.drafted_at = Counter(
+            "burstline_worker_position_drafted_tokens",
+            "Drafted tokens of ended streams, by position in their draft (1 = the first)",
+            ["position"],
+            registry=registry,
+        )
+        self.accepted_at = Counter(
+            "burstline_worker_position_accepted_tokens",
+            "Accepted drafts of ended streams, by position in their draft",
+            ["position"],
+            registry=registry,
+        )
         self.drafters_off = Counter(
             "burstline_worker_drafters_off",
             "Streams that lost their drafter, by drafter and reason (load, acceptance, context)",
@@ -61,12 +73,27 @@ class WorkerMetrics:
             "Requests left to others for lack of progress",
             registry=registry,
         )
+        self.queue_depth = Gauge(
+            "burstline_worker_queue_depth",
+            "Requests that wait in the queue for any worker, by priority, and for this one alone (own)",
+            ["queue"],
+            registry=registry,
+        )
         self.queue_seconds = Histogram(
             "burstline_worker_queue_seconds",
             "From the gateway's publish to admission",
             buckets=(0.005, 0.02, 0.1, 0.5, 1, 2, 5, 10, 30, 60),
             registry=registry,
         )
+
+    def spent(self, telemetry: SpecTelemetry) -> None:
+        """A stream ended: what its drafts came to."""
+        for counter, counts in (
+            (self.drafted_at, telemetry.drafted_at),
+            (self.accepted_at, telemetry.accepted_at),
+        ):
+            for position, count in enumerate(counts, start=1):
+                counter.labels(str(position)).inc(count)
 
     def ended(self, terminal: Terminal) -> None:
         """A terminal was journalled."""
@@ -104,16 +131,37 @@ class EngineCollector(Collector):
         for phase in ("waiting", "priming", "decoding", "speculating", "pending_captures", "entries"):
             queue.add_metric([phase], getattr(stats, phase))
         yield queue
-        affinity = GaugeMetricFamily(
-            "burstline_worker_affinity",
-            "Parked sessions, prompts that went on from one, and prompts that did not, by reason",
-            labels=["outcome"],
-        )
-        affinity.add_metric(["parked"], stats.affinity.parked)
-        affinity.add_metric(["served"], stats.affinity.served)
-        for reason, count in stats.affinity.declined:
-            affinity.add_metric([f"declined_{reason}"], count)
-        yield affinity
+        yield from _affinity(stats.affinity)
+        yield from _host_tier(stats)
+
+
+def _affinity(counts: AffinityCounts) -> Iterable[Metric]:
+    parked = GaugeMetricFamily("burstline_worker_parked_sessions", "Sessions parked for their next turn")
+    parked.add_metric([], counts.parked)
+    yield parked
+    prompts = CounterMetricFamily(
+        "burstline_worker_affinity_prompts",
+        "Prompts that went on from a parked session (served), and those that did not, by reason",
+        labels=["outcome"],
+    )
+    prompts.add_metric(["served"], counts.served)
+    for reason, count in counts.declined:
+        prompts.add_metric([f"declined_{reason}"], count)
+    yield prompts
+
+
+def _host_tier(stats: EngineStats) -> Iterable[Metric]:
+    held = GaugeMetricFamily("burstline_worker_host_tier_bytes", "What the host tier holds")
+    held.add_metric([], stats.host_bytes)
+    yield held
+    moves = CounterMetricFamily(
+        "burstline_worker_host_tier_moves",
+        "Blocks and states that went to the host tier, came back, or were not what had been taken (each a miss)",
+        labels=["move"],
+    )
+    for move in ("spilled", "brought_back", "mismatches"):
+        moves.add_metric([move], getattr(stats, move))
+    yield moves
 
 
 def _holders(counts: PoolCounts) -> tuple[tuple[str, int], ...]:

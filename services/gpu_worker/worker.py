@@ -14,6 +14,7 @@ from typing import Any, Final
 from services.gpu_worker.attempt import Attempt
 from services.gpu_worker.book import EntryBook
 from services.gpu_worker.core import Core
+from services.gpu_worker.depth import watch_depth
 from services.gpu_worker.engine.requests import Captured, Event, Finished
 from services.gpu_worker.epochs import Epochs
 from services.gpu_worker.evict import Evictor
@@ -79,6 +80,7 @@ class Worker:
                 supervisor.spawn("captures", self.publisher.run())
                 supervisor.spawn("eviction", self.evictor.run())
                 supervisor.spawn("epoch", self.epochs.run())
+                supervisor.spawn("queue depth", watch_depth(core, consumers))
                 supervisor.spawn("engine", core.host.failed())
                 await self._pull(puller, drain)
                 await self._settle(core.settings.drain_limit_s)

@@ -269,7 +269,7 @@ class ScriptedEngine:
         return Finished(
             request_id=request.request_id, choice=request.choice, reason=reason, error_code=code, detail=detail,
             prompt_tokens=len(request.tokens), cached_tokens=run.cached, completion_tokens=run.done,
-            stop_id=stop_id, telemetry=SpecTelemetry(rounds=run.rounds, drafted=3 * run.rounds, accepted=run.rounds),
+            stop_id=stop_id, telemetry=_spent(run.rounds),
             end_ns=self.clock.wall_ns(),
         )  # fmt: skip
 
@@ -285,6 +285,17 @@ class ScriptedEngine:
     def at_baseline(self) -> bool:
         """Nothing is held but entries (C6)."""
         return not (self.runs or self.holds or self.pending or self.cancelled)
+
+
+def _spent(rounds: int) -> SpecTelemetry:
+    """Every round drafts three tokens, and one of five has its second accepted."""
+    return SpecTelemetry(
+        rounds=rounds,
+        drafted=3 * rounds,
+        accepted=rounds,
+        drafted_at=(rounds,) * 3,
+        accepted_at=(rounds, 2 * rounds // 5, 0),
+    )
 
 
 @dataclass

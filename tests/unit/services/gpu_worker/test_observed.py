@@ -91,6 +91,11 @@ async def test_metrics_count_tokens_decisions_and_pools() -> None:
             'burstline_worker_requests_total{end="done"} 2.0',
             'burstline_worker_captures_total{outcome="published"} 1.0',
             'burstline_worker_pool{holder="free",pool="blocks"}',
+            'burstline_worker_queue_depth{queue="normal"}',
+            'burstline_worker_position_drafted_tokens_total{position="1"} 10.0',
+            'burstline_worker_position_accepted_tokens_total{position="2"} 4.0',
+            'burstline_worker_affinity_prompts_total{outcome="served"} 0.0',
+            "burstline_worker_host_tier_bytes 0.0",
         ):
             assert line in text
 
