@@ -42,7 +42,15 @@ def test_every_folder_is_a_package_that_says_its_purpose(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "folder", ["shared", "shared/protocol", "services/cache_broker", "services/embedded", "services/gateway"]
+    "folder",
+    [
+        "shared",
+        "shared/protocol",
+        "services/cache_broker",
+        "services/embedded",
+        "services/gateway",
+        "services/gpu_worker",
+    ],
 )
 def test_a_folder_of_many_modules_has_a_map_of_all_of_them(folder: str) -> None:
     words = set(
