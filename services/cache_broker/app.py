@@ -11,6 +11,7 @@ from services.cache_broker.config import BrokerSettings
 from services.cache_broker.database import Database
 from services.cache_broker.handlers import Handlers
 from services.cache_broker.hearing import Hearing
+from services.cache_broker.journals import Journals
 from services.cache_broker.migrate import migrate
 from services.cache_broker.server import hear, serve
 from services.cache_broker.settle import Settler
@@ -70,7 +71,10 @@ async def serving(
     hearing = Hearing(settings, clock)
     handlers = Handlers(database, settings, clock, telemetry.registry, hearing)
     sweeper = Sweeper(database, settings, clock, telemetry.registry, hearing)
-    await transport.ensure_stream(subjects.JOURNAL)
+    journals = Journals(transport, clock, telemetry.registry, grace_s=settings.journal_grace_s)
+    settler = Settler(database, telemetry.registry, ended=journals.ended)
+    for spec in (subjects.JOURNAL, subjects.CANCELS):
+        await transport.ensure_stream(spec)
     terminals = await transport.ensure_consumer(subjects.settle_consumer())
     async with Shutdown() as shutdown, Supervisor() as tasks:
         heartbeats = await transport.subscribe(subjects.HEARTBEATS)
@@ -78,7 +82,8 @@ async def serving(
         for served in await serve(transport, handlers, telemetry, concurrency=settings.concurrency):
             shutdown.push("calls", served.close, limit_s=settings.drain_timeout_s)
         tasks.spawn("heartbeats", hear(heartbeats, database, clock, new_epoch=sweeper.drop_orphans))
-        tasks.spawn("settle", Settler(database, telemetry.registry).run(terminals))
+        tasks.spawn("settle", settler.run(terminals))
+        tasks.spawn("journals", journals.run())
         tasks.spawn("sweep", sweeper.run(transport))
         yield handlers
 

@@ -24,6 +24,9 @@ class BrokerSettings(Settings):
     reservation_ttl_s: float = Field(default=60.0, gt=0)
     max_lease_ttl_s: int = Field(default=120, ge=1)
     sweep_interval_s: float = Field(default=5.0, gt=0)
+    journal_grace_s: float = Field(
+        default=900.0, gt=0
+    )  # a request's tokens can be read for so long after its end
     ledger_retention_s: float = Field(default=7 * 24 * 3600.0, gt=0)  # history of entries that are gone
     health_host: str = "127.0.0.1"
     health_port: int = Field(default=0, ge=0, le=65535)  # 0 = a free one, logged

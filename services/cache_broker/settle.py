@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Final
 
@@ -32,8 +33,12 @@ _log = logging.getLogger(__name__)
 class Settler:
     """Reads deliveries and writes usage."""
 
-    def __init__(self, database: Database, registry: CollectorRegistry) -> None:
+    def __init__(
+        self, database: Database, registry: CollectorRegistry, *, ended: Callable[[Terminal], None]
+    ) -> None:
+        """`ended` is told every terminal whose usage is written, perhaps more than once."""
         self._database = database
+        self._ended = ended
         self._settled = Counter(
             "burstline_broker_settled", "Terminal frames read", ["outcome"], registry=registry
         )
@@ -61,6 +66,8 @@ class Settler:
             for delivery in deliveries:
                 await delivery.nak(delay_s=RETRY_S)
             raise
+        for terminal in terminals:
+            self._ended(terminal)
         for delivery in deliveries:
             await delivery.ack()
 

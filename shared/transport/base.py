@@ -149,5 +149,5 @@ class Transport(Protocol):
     async def read(self, stream: str, subject: str, *, after: int = 0, limit: int = 1024) -> list[Received]:
         """Stored messages of one subject with sequence > `after`, ascending, at most `limit`."""
 
-    async def purge(self, stream: str, subject: str) -> None:
-        """Delete what a stream holds of one subject."""
+    async def purge(self, stream: str, subject: str, *, keep: int = 0) -> None:
+        """Delete what a stream holds of one subject, but for its newest `keep` messages."""

@@ -151,8 +151,9 @@ class WireTransport:
     async def read(self, stream: str, subject: str, *, after: int = 0, limit: int = 1024) -> list[Received]:
         return await jetstream.read(self._wire, stream, subject, after=after, limit=limit)
 
-    async def purge(self, stream: str, subject: str) -> None:
-        await jetstream.call(self._wire, f"STREAM.PURGE.{stream}", {"filter": subject})
+    async def purge(self, stream: str, subject: str, *, keep: int = 0) -> None:
+        body = {"filter": subject, "keep": keep} if keep else {"filter": subject}
+        await jetstream.call(self._wire, f"STREAM.PURGE.{stream}", body)
 
     # inside
 

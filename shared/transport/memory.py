@@ -180,9 +180,9 @@ class MemoryTransport:
         self._check()
         return self.server.stream(stream).read(subject, after, limit)
 
-    async def purge(self, stream: str, subject: str) -> None:
+    async def purge(self, stream: str, subject: str, *, keep: int = 0) -> None:
         self._check()
-        self.server.stream(stream).purge(subject)
+        self.server.stream(stream).purge(subject, keep)
 
     # inside
 

@@ -106,9 +106,10 @@ class MemoryStream:
         found = [kept.message for kept in self._of(subject) if kept.message.sequence > after]
         return found[:limit]
 
-    def purge(self, subject: str) -> None:
-        """Delete what is here of a subject (pattern)."""
-        for sequence in [kept.message.sequence for kept in self._of(subject)]:
+    def purge(self, subject: str, keep: int) -> None:
+        """Delete what is here of a subject (pattern), but for its newest `keep` messages."""
+        held = [kept.message.sequence for kept in self._of(subject)]
+        for sequence in held[: max(0, len(held) - keep)]:
             self.remove(sequence)
 
     def ensure_consumer(self, spec: ConsumerSpec) -> Consumer:

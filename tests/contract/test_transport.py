@@ -375,6 +375,19 @@ async def test_purge_deletes_one_subject_alone(world: World) -> None:
     assert await world.transport.last(spec.name, world.subject("b")) is not None
 
 
+async def test_purge_may_keep_the_newest(world: World) -> None:
+    spec = world.stream()
+    await world.transport.ensure_stream(spec)
+    for data in (b"a", b"b", b"c"):
+        last = await world.transport.append(world.subject(), data)
+    for keep in (5, 1):  # more than there are, then fewer
+        await world.transport.purge(spec.name, world.subject(), keep=keep)
+    kept = await world.transport.read(spec.name, world.subject())
+    assert [(one.data, one.sequence) for one in kept] == [(b"c", last.sequence)]
+    with pytest.raises(FencedOut):
+        await world.transport.append(world.subject(), b"d", expected_last_subject_sequence=0)
+
+
 async def test_ensure_stream_is_idempotent_from_many_at_once_and_takes_new_limits(world: World) -> None:
     others = [await world.open() for _ in range(3)]
     await asyncio.gather(*(one.ensure_stream(world.stream()) for one in others))

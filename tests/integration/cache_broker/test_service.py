@@ -169,6 +169,25 @@ async def test_fr_79_usage_is_settled_once_from_the_journal(bench: Bench, transp
     await until(lambda: _nothing_pending(consumer))
 
 
+async def test_an_ended_journal_is_cut_to_its_terminal_after_the_grace(
+    bench: Bench, transport: MemoryTransport
+) -> None:
+    frame = Frame(request_id="r1", attempt=1, choice=0, offset=0, tokens=pack_tokens([1]), logprobs=None)
+    for message in (frame, terminal("r1")):
+        await transport.append(subjects.tokens("r1"), codec.encode(message))
+
+    async def stored() -> list[bytes]:
+        return [one.data for one in await transport.read(subjects.JOURNAL.name, subjects.tokens("r1"))]
+
+    async def cut() -> bool:
+        return await stored() == [codec.encode(terminal("r1"))]
+
+    await until(lambda: _is(bench, "SELECT count(*) FROM usage WHERE request = 'r1'", 1))
+    assert len(await stored()) == 2
+    bench.clock.advance(bench.settings.journal_grace_s)
+    await until(cut)
+
+
 class Scripted:
     """A delivery that notes how it ended."""
 
@@ -192,18 +211,20 @@ class Scripted:
 
 async def test_settlement_is_handed_back_while_the_database_is_away(telemetry: Telemetry) -> None:
     away = Database("postgresql://nobody:x@127.0.0.1:9/none", BrokerSettings(connect_timeout_s=0.5))
-    delivery = Scripted(terminal("r1"))
+    delivery, ended = Scripted(terminal("r1")), list[Terminal]()
     with pytest.raises(Unavailable):
-        await Settler(away, telemetry.registry).settle([delivery])
-    assert delivery.ends == ["nak"]
+        await Settler(away, telemetry.registry, ended=ended.append).settle([delivery])
+    assert (delivery.ends, ended) == (["nak"], [])
     await away.close()
 
 
 async def test_one_row_that_postgres_refuses_holds_up_no_other(bench: Bench, telemetry: Telemetry) -> None:
     """A NUL cannot be stored in a text column; the other requests of the batch still count."""
+    ended = list[Terminal]()
     batch = [Scripted(terminal("r1")), Scripted(terminal("r2", model="a\x00b")), Scripted(terminal("r3"))]
-    await Settler(bench.database, telemetry.registry).settle(list(batch))
+    await Settler(bench.database, telemetry.registry, ended=ended.append).settle(list(batch))
     assert [delivery.ends for delivery in batch] == [["ack"]] * 3
+    assert [one.request_id for one in ended] == ["r1", "r2", "r3"]
     assert [row.request for row in await bench.rows("SELECT request FROM usage ORDER BY 1")] == ["r1", "r3"]
 
 
