@@ -85,14 +85,13 @@ def _cache_table(results: CacheResults) -> Table:
     title = f"{trace['prompts']} prompts of agents, {trace['tokens']} tokens, {trace['reusable']} of them seen before"
     table = Table(title=title, title_justify="left")
     table.add_column("cache", no_wrap=True)
-    for name in ("computed", "needed", "of reusable", "of prompts", "a prompt"):
+    for name in ("computed", "reusable", "prompts", "a prompt"):
         table.add_column(name, justify="right")
     small = {f"small pools, {name}": figures for name, figures in results["policies_in_small_pools"].items()}
     for name, figures in (results["served"] | small).items():
         table.add_row(
             name,
             f"{figures['computed']}",
-            f"{figures['needed']}",
             f"{figures['share_of_reusable']:.1%}",
             f"{figures['share_of_prompts']:.1%}",
             f"{figures['computed_per_prompt']:.0f}",

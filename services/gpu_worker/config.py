@@ -31,6 +31,8 @@ class WorkerSettings(Settings):
     num_blocks: int = Field(default=512, ge=2)
     num_slots: int = Field(default=8, ge=1)
     num_snapshots: int = Field(default=64, ge=0)
+    host_tier_bytes: int = Field(default=0, ge=0)
+    """Host memory for cache entries that give way on the device; 0 = they are evicted at once."""
     max_batch: int = Field(default=8, ge=1)
     max_verify: int = Field(default=8, ge=1, le=64)
     max_context: int = Field(default=4096, ge=BLOCK_ROWS)
@@ -104,6 +106,7 @@ class WorkerSettings(Settings):
             num_blocks=self.num_blocks,
             num_slots=self.num_slots,
             num_snapshots=self.num_snapshots,
+            host_tier_bytes=self.host_tier_bytes,
             max_verify=self.max_verify,
             max_batch=self.max_batch,
             prefill_chunk=self.prefill_chunk,
