@@ -22,6 +22,9 @@ FIXED = {
 }
 """A smaller matrix than --quick, by the same means: faults do not need every prompt."""
 
+THIN = 3
+"""Where nothing ends the search early, every third group must do."""
+
 
 @pytest.fixture(scope="module")
 def planned() -> list[list[Cell]]:
@@ -63,8 +66,8 @@ def test_a_wrong_draft_pairing_costs_acceptance_and_never_a_token(
     planned: list[list[Cell]], references: References, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     DRAFT_PAIRING(monkeypatch)
-    assert set(found(planned, references, enough=frozenset())) == {"draft plane"}
+    assert set(found(planned[::THIN], references, enough=frozenset())) == {"draft plane"}
 
 
 def test_a_sound_engine_shows_no_difference(planned: list[list[Cell]], references: References) -> None:
-    assert not found(planned, references, enough=frozenset())
+    assert not found(planned[::THIN], references, enough=frozenset())

@@ -14,21 +14,22 @@ from services.gpu_worker.engine.requests import EngineLimits, GenerateRequest, S
 from services.prove.driver import Driver, Record, WatchedEngine, same_bits
 from services.prove.models import tiny
 from services.prove.prompts import prompt
+from services.prove.script import Script
 from shared.protocol.chain import chain
 
 GREEDY = SamplingParams(seed=1, temperature=0.0)
 
 
-def driver(*, batch: int = 16) -> Driver:
+def driver(*, batch: int = 16, blocks: int = 384, faults: Script | None = None) -> Driver:
     config = EngineConfig(
-        num_blocks=384,
+        num_blocks=blocks,
         num_slots=batch,
         num_snapshots=64,
         max_batch=batch,
         prefill_chunk=128,
-        max_context=1152,
+        max_context=min(1152, 64 * blocks),
     )
-    return Driver(WatchedEngine(config, tiny(), limits=EngineLimits(draft_cost=0.0)))
+    return Driver(WatchedEngine(config, tiny(), limits=EngineLimits(draft_cost=0.0), faults=faults))
 
 
 def item(tokens: tuple[int, ...], name: str, **fields: object) -> GenerateRequest:
@@ -106,6 +107,30 @@ def test_fr_5_no_drafter_changes_a_long_greedy_stream_or_its_logprobs(k: int) ->
     run = driver()
     run.run([request])
     assert_same(run.records[request.key], alone(request))
+
+
+@pytest.mark.parametrize("k", [0, 1, 3, 5])
+def test_fr_18_rows_of_a_launch_that_was_lost_reach_nobody(k: int) -> None:
+    """Twelve requests in a pool for five; verifies write their rows and are lost before anybody is told."""
+    script = Script()
+    run = driver(batch=8, blocks=25, faults=script)
+    wanted = [
+        item(
+            prompt("unicode")[: 200 + number],
+            f"{number}",
+            speculation_k=k,
+            sampling=SamplingParams(seed=number, temperature=1.0),
+        )
+        for number in range(12)
+    ]
+    for number, request in enumerate(wanted):
+        if number % 2:
+            script.fail_launches(request.key, [3 + number % 4, 9 + number])
+    run.run(wanted)
+    assert run.happened["Parked"] >= 6
+    for request in wanted:
+        assert_same(run.records[request.key], alone(request))
+    run.clear()
 
 
 @pytest.mark.parametrize("k", [0, 5])
