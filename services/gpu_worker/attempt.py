@@ -245,13 +245,17 @@ class Attempt:
         if self._relay is None:
             raise EngineFault("a request is refused before its journal was read")
         if dead_letter:
-            await self._item.bury(
-                self._core.transport,
-                self._core.identity.fingerprint,
-                name=f"{self.request.request_id}-dead",
-            )
+            await self._bury()
         await self._end(self._relay, failure)
         return "refused"
+
+    async def _bury(self) -> None:
+        """Dead letters are for people; when their stream is full, the caller gets the answer all the same."""
+        name = f"{self.request.request_id}-dead"
+        try:
+            await self._item.bury(self._core.transport, self._core.identity.fingerprint, name=name)
+        except Overloaded as error:
+            log.error("request %s is not kept as a dead letter: %s", self.request.request_id, error)
 
     async def _end(self, relay: Relay, failure: Failure | None) -> str:
         """The terminal, then the acknowledgement: only what the journal holds is acknowledged."""

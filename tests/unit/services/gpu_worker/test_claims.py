@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -138,6 +139,22 @@ async def test_a_request_that_keeps_killing_its_workers_is_poison() -> None:
         kept = await here.transport.last(subjects.DEAD.name, subjects.dead(FINGERPRINT))
         assert kept is not None
         assert kept.data == codec.encode(request)
+        await until(lambda: here.waiting_items() == 0)
+
+
+async def test_poison_ends_though_the_stream_of_dead_letters_is_full() -> None:
+    """Else it would come back, and be refused, for as long as nobody clears the stream."""
+    async with world() as here:
+        await here.transport.ensure_stream(replace(subjects.DEAD, max_bytes=1))
+        sequence = 0
+        for attempt in (1, 2, 3):
+            sequence = await _claim(here, attempt, f"dead-{attempt}", sequence)
+        await here.worker()
+        await here.enqueue(make_request(clock=here.clock))
+        failure = (await here.terminal()).failure
+        assert failure is not None
+        assert failure.code == "poison"
+        assert await here.transport.last(subjects.DEAD.name, subjects.dead(FINGERPRINT)) is None
         await until(lambda: here.waiting_items() == 0)
 
 
