@@ -117,7 +117,7 @@ def key_list(tenant: Annotated[str | None, typer.Argument(help="Of this tenant a
 
 @key.command("revoke")
 def key_revoke(key: Annotated[str, typer.Argument(help="Its id, or how it begins.")]) -> None:
-    """Refuse a key from now on (gateways remember a good one for a few seconds)."""
+    """Refuse a key from now on (a gateway remembers a good one for BURSTLINE_GATEWAY_AUTH_CACHE_S, 30 seconds)."""
     _do(lambda c: admin.revoke_key(c, key, now=SYSTEM.now()))
 
 

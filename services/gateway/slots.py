@@ -1,4 +1,5 @@
-"""How many requests may run at once: per key as the broker says, and in all. Taken or refused at once, never queued."""
+"""How many requests may run at once at this gateway: a tenant's, whichever keys it uses, and in all. Taken or refused at
+once, never queued."""
 
 from __future__ import annotations
 
@@ -16,32 +17,32 @@ class Slots:
 
     def __init__(self, limit: int) -> None:
         self._limit: Final = limit
-        self._by_key: Counter[str] = Counter()
+        self._by_tenant: Counter[str] = Counter()
 
     @property
     def in_flight(self) -> int:
         """Requests that run now."""
-        return self._by_key.total()
+        return self._by_tenant.total()
 
     @contextmanager
     def taken(self, identity: Identity) -> Iterator[None]:
         """Hold one slot for the block.
 
         Raises:
-            QuotaExceeded: the key runs as many requests as it may.
+            QuotaExceeded: the tenant runs as many requests as it may.
             Overloaded: the gateway runs as many as it can.
         """
         if self.in_flight >= self._limit:
             raise Overloaded(f"this gateway already runs {self._limit} requests")
-        key, most = identity.key_id, identity.max_concurrent
-        if most is not None and self._by_key[key] >= most:
+        tenant, most = identity.tenant, identity.max_concurrent
+        if most is not None and self._by_tenant[tenant] >= most:
             raise QuotaExceeded(
-                f"this key may run {most} requests at once", code="concurrency_limit_exceeded"
+                f"this tenant may run {most} requests at once", code="concurrency_limit_exceeded"
             )
-        self._by_key[key] += 1
+        self._by_tenant[tenant] += 1
         try:
             yield
         finally:
-            self._by_key[key] -= 1
-            if not self._by_key[key]:
-                del self._by_key[key]
+            self._by_tenant[tenant] -= 1
+            if not self._by_tenant[tenant]:
+                del self._by_tenant[tenant]

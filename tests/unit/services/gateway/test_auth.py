@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 
 import pytest
+from msgspec.structs import replace
 
 from services.gateway.auth import Authenticator
 from services.gateway.config import GatewaySettings
+from services.gateway.slots import Slots
 from shared.clock import ManualClock
-from shared.errors import Unauthenticated
-from shared.protocol.messages import Authenticate, Failure
-from tests.unit.services.gateway.line import KEY, Line
+from shared.errors import QuotaExceeded, Unauthenticated
+from shared.protocol.messages import Authenticate, Failure, Identity
+from tests.unit.services.gateway.line import KEY, Line, Work
 
 BEARER = f"Bearer {KEY}"
 
@@ -88,10 +91,6 @@ async def test_the_key_itself_never_leaves_the_gateway(line: Line) -> None:
 
 
 async def test_a_key_may_be_held_to_some_models_and_to_some_requests(line: Line) -> None:
-    import hashlib
-
-    from msgspec.structs import replace
-
     digest = hashlib.sha256(KEY.encode()).hexdigest()
     line.broker.identities[digest] = replace(
         line.broker.identities[digest], models=("another",), max_concurrent=None
@@ -101,13 +100,22 @@ async def test_a_key_may_be_held_to_some_models_and_to_some_requests(line: Line)
     assert (await line.client.get("/v1/models")).json()["data"] == []
 
 
-async def test_max_concurrent_of_a_key_is_kept(line: Line) -> None:
-    import hashlib
+def test_a_limit_of_a_tenant_holds_over_all_its_keys() -> None:
+    def identity(tenant: str, key_id: str) -> Identity:
+        return Identity(failure=None, tenant=tenant, key_id=key_id, models=(), max_concurrent=1)
 
-    from msgspec.structs import replace
+    slots = Slots(8)
+    with slots.taken(identity("acme", "k1")):
+        with pytest.raises(QuotaExceeded), slots.taken(identity("acme", "k2")):
+            pass
+        with slots.taken(identity("other", "k3")):
+            assert slots.in_flight == 2
+    with slots.taken(identity("acme", "k2")):
+        assert slots.in_flight == 1
+    assert slots.in_flight == 0
 
-    from tests.unit.services.gateway.line import Work
 
+async def test_max_concurrent_of_a_tenant_is_kept(line: Line) -> None:
     digest = hashlib.sha256(KEY.encode()).hexdigest()
     line.broker.identities[digest] = replace(line.broker.identities[digest], max_concurrent=1)
     release = asyncio.Event()
