@@ -50,6 +50,9 @@ def test_every_folder_is_a_package_that_says_its_purpose(folder: Path) -> None:
         "services/embedded",
         "services/gateway",
         "services/gpu_worker",
+        "services/gpu_worker/engine",
+        "services/gpu_worker/engine/drafters",
+        "services/gpu_worker/engine/sessions",
     ],
 )
 def test_a_folder_of_many_modules_has_a_map_of_all_of_them(folder: str) -> None:

@@ -1,1 +1,6 @@
-"""Drafters: what proposes tokens for a round. A drafter never changes a stream, only how fast it comes."""
+"""Drafters: what proposes tokens for a round. A drafter never changes a stream, only how fast it comes.
+
+base         what every drafter is asked                 propose    asks drafters of every kind at once
+mtp          chains of the model's own head              ngram      what followed last time after the same tokens
+replay       the journal of an earlier attempt           gate       how many drafts pay, and whether any do
+"""

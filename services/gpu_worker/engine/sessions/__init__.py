@@ -1,1 +1,9 @@
-"""Sessions: a sequence, its drafter and its sampling history, advanced in rounds of draft, verify and accept."""
+"""Sessions: one sequence from its prompt to its end, a round at a time.
+
+base         a session: plain decode                     mtp        SpecSession: a session with a drafter
+prompt       its prompt side: prime, captures, checkpoint
+completion   its completion side: history, journal, budget, ending
+rounds       the one round loop over many sessions       handoff    demotion to plain decode
+factory      which kind a request gets                   outcome    what a session hands to the engine
+graphs       the memo of a failed graph capture          telemetry  lifetime counters
+"""
