@@ -21,6 +21,8 @@ from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 PREFIX: Final = "BURSTLINE_"
 SERVICE_PREFIXES: Final = tuple(f"{PREFIX}{name}_" for name in ("GATEWAY", "WORKER", "BROKER", "EMBEDDED"))
+POCKET: Final = Path(__file__).resolve().parents[1] / "models" / "pocket"
+"""The model that ships, in a checkout: what gateway and worker serve unless they are told otherwise."""
 
 S = TypeVar("S", bound="Settings")
 

@@ -20,8 +20,8 @@ from typing import Any, Final
 from services.gateway.model import ServedModel, load_model
 from services.gateway.rendering import ChatTemplate, Prompt, RenderLimits, render_chat
 from services.gateway.schemas.chat import ChatRequest
-from services.prove.models import POCKET
 from shared.clock import SYSTEM
+from shared.config import POCKET
 
 TENANTS: Final = 3
 TURNS: Final = 12

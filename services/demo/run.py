@@ -23,10 +23,9 @@ from services.embedded.process import alive
 from services.embedded.stack import Stack
 from services.embedded.up import Signals
 from services.embedded.waiting import until
-from services.gateway.config import POCKET
 from services.trace import render_waterfall
 from shared.clock import SYSTEM
-from shared.config import CommonSettings, load
+from shared.config import POCKET, CommonSettings, load
 from shared.errors import BurstlineError
 from shared.telemetry import TRACES_FILE
 from shared.tracestore import TraceStore

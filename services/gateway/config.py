@@ -12,9 +12,7 @@ from pydantic import Field, field_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
 from services.gateway.body import BodyLimits
-from shared.config import Settings
-
-POCKET = Path(__file__).resolve().parents[2] / "models" / "pocket"
+from shared.config import POCKET, Settings
 
 
 class GatewaySettings(Settings):

@@ -11,7 +11,7 @@ from pydantic_settings import SettingsConfigDict
 
 from services.gpu_worker.engine.config import BLOCK_ROWS, EngineConfig
 from services.gpu_worker.engine.requests import EngineLimits, SpecGate
-from shared.config import Settings
+from shared.config import POCKET, Settings
 
 PREFIX = "BURSTLINE_WORKER_"
 
@@ -21,7 +21,7 @@ class WorkerSettings(Settings):
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, protected_namespaces=())
 
-    model_folder: Path = Path("models/pocket")
+    model_folder: Path = POCKET
     model_name: str = Field(default="pocket", min_length=1, max_length=128)
     worker_id: str = Field(
         default_factory=lambda: f"w-{secrets.token_hex(4)}", pattern=r"^[A-Za-z0-9_-]{1,64}$"

@@ -11,8 +11,8 @@ from typing import Final
 
 from services.gpu_worker.engine.models.loader import LoadedModel, load_model
 from services.gpu_worker.engine.models.random import TINY, write_random_model
+from shared.config import POCKET
 
-POCKET: Final = Path(__file__).resolve().parents[2] / "models" / "pocket"
 RANDOM_SEED: Final = 11
 VOCAB: Final = 4096
 """The pocket tokenizer's size, so that one set of prompts serves both models."""

@@ -11,7 +11,8 @@ from typing import Any, Final
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
-from services.prove.models import POCKET, VOCAB
+from services.prove.models import VOCAB
+from shared.config import POCKET
 
 CONVERT: Final[dict[str, Any]] = {
     "type": "function",

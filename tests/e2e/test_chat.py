@@ -11,9 +11,10 @@ from tokenizers import Tokenizer
 
 from services.demo.client import Answer, Chat
 from services.demo.report import reuse_faults, turn_of
-from services.demo.run import HEADER, POCKET
+from services.demo.run import HEADER
 from services.demo.script import INSTRUCTIONS, QUESTIONS, TOOLS, Message
 from services.embedded.waiting import until
+from shared.config import POCKET
 from shared.telemetry import TRACES_FILE
 from shared.tracestore import TraceStore
 from tests.e2e.conftest import Line

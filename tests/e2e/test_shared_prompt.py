@@ -10,8 +10,9 @@ from tokenizers import Tokenizer
 
 from services.demo.client import Answer, Chat
 from services.demo.report import reuse_faults, turn_of
-from services.demo.run import HEADER, POCKET
+from services.demo.run import HEADER
 from services.demo.script import INSTRUCTIONS, TOOLS, Message
+from shared.config import POCKET
 from tests.e2e.conftest import Line
 
 CONVERSATIONS = {

@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
 ROWS = [[cell.strip() for cell in row.strip("|").split("|")] for row in TEXT.splitlines() if row[:1] == "|"]
 CLASSES = (CommonSettings, GatewaySettings, WorkerSettings, BrokerSettings, EmbeddedSettings)
-IN_WORDS = {"BURSTLINE_GATEWAY_MODELS", "BURSTLINE_WORKER_WORKER_ID"}
+IN_WORDS = {"BURSTLINE_GATEWAY_MODELS", "BURSTLINE_WORKER_MODEL_FOLDER", "BURSTLINE_WORKER_WORKER_ID"}
 """Their defaults are of the machine, or drawn."""
 UNITS = ("_seconds", "_bytes", "_total")
 

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from services.gateway.choice import ChoiceText
-from services.gateway.config import POCKET
 from services.gateway.detokenize import Detokenizer
 from services.gateway.model import load_model
 from services.gateway.parsers.assistant import TOOLS, AssistantParser
 from services.gateway.parsers.events import Content, Event, ToolCall
 from services.gateway.shield import Shield
 from services.gateway.stops import StopMatcher
+from shared.config import POCKET
 
 MODEL = load_model("pocket", POCKET)
 VOCABULARY = MODEL.vocabulary

@@ -14,10 +14,11 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from services.gateway.app import create_app
-from services.gateway.config import POCKET, GatewaySettings
+from services.gateway.config import GatewaySettings
 from services.gateway.model import ServedModel, load_model
 from services.gateway.service import Gateway
 from shared.clock import SYSTEM
+from shared.config import POCKET
 from shared.protocol import codec, subjects
 from shared.protocol.messages import (
     Authenticate,

@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from services.gateway.config import POCKET, GatewaySettings
+from services.gateway.config import GatewaySettings
 from services.gateway.model import load_model
 from services.gateway.prompts import PromptMaker
 from services.gateway.vocabulary import ModelFolderError
 from shared.clock import SYSTEM
+from shared.config import POCKET
 from shared.telemetry import build
 
 MARK: contextvars.ContextVar[str] = contextvars.ContextVar("mark", default="unset")
