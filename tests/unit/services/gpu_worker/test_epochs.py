@@ -99,3 +99,17 @@ async def test_a_heartbeat_on_its_way_is_waited_for(monkeypatch: pytest.MonkeyPa
         running.worker.epochs.doubt()
         await until(lambda: len(here.broker.asked(Withdraw)) == 2)
         assert (len(running.engine.entries), _lost(running)) == (1, 0)
+
+
+async def test_what_is_in_use_is_given_back_when_its_use_ends() -> None:
+    async with world() as here:
+        running = await here.worker()
+        await _one(here, "r1")
+        (key,) = running.engine.entries
+        running.engine.pinned.add(key)
+        here.broker.over.add("epoch-0")
+        running.worker.epochs.doubt()
+        await until(lambda: _lost(running) == 1)
+        assert list(running.engine.entries) == [key]
+        running.engine.pinned.clear()
+        await until(lambda: running.engine.entries == {})
