@@ -11,25 +11,11 @@ from typing import Any, Final
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
+from services.demo.script import TOOLS
 from services.prove.models import VOCAB
 from shared.config import POCKET
 
-CONVERT: Final[dict[str, Any]] = {
-    "type": "function",
-    "function": {
-        "name": "convert_units",
-        "description": "Convert a value from one unit to another.",
-        "parameters": {
-            "type": "object",
-            "properties": {
-                "value": {"type": "number"},
-                "from": {"type": "string"},
-                "to": {"type": "string"},
-            },
-            "required": ["value", "from", "to"],
-        },
-    },
-}
+CONVERT: Final = TOOLS[0]
 
 Tokens = tuple[int, ...]
 
