@@ -25,9 +25,11 @@ from services.gpu_worker.book import EntryBook
 from services.gpu_worker.broker import BrokerClient, BrokerRefused
 from services.gpu_worker.config import WorkerSettings
 from services.gpu_worker.core import Core, Identity
-from services.gpu_worker.engine.cache.captures import CaptureFailed
 from services.gpu_worker.engine.cache.entry import Capture, Entry
+from services.gpu_worker.engine.cache.captures import CaptureFailed
 from services.gpu_worker.engine.cache.manager import CacheManager
+from services.gpu_worker.engine.cache.offload import HostTier
+from services.gpu_worker.engine.cache.prices import Prices
 from services.gpu_worker.engine.config import BLOCK_ROWS
 from services.gpu_worker.engine.requests import Captured, Pressure
 from services.gpu_worker.engine.sequence import SequenceState
@@ -45,7 +47,9 @@ from tests.integration.cache_broker.bench import FINGERPRINT, Bench, namespace
 
 T = TypeVar("T")
 
-BLOCK_BYTES, STATE_BYTES = 10, 60
+BLOCK_BYTES, STATE_BYTES = 12, 60
+PRICES = Prices(token_flops=1, pair_flops=1, block_bytes=BLOCK_BYTES, state_bytes=STATE_BYTES)
+HOST_BYTES = 4 * STATE_BYTES + 12 * BLOCK_BYTES
 QUOTA = 560
 TTL = 60
 EPOCH = ManualClock().now()
@@ -54,13 +58,23 @@ PIECES = [tuple(random.Random(seed).randrange(3, 400) for _ in range(BLOCK_ROWS)
 
 
 class NoStates:
-    """Recurrent states that hold nothing."""
+    """Recurrent states and rows that hold nothing, and weigh what the broker is told."""
 
     def reset(self, slot: int) -> None: ...
 
     def take_snapshot(self, slot: int, snapshot: int) -> None: ...
 
     def restore(self, snapshot: int, slot: int) -> None: ...
+
+    def read_block(self, block: int) -> torch.Tensor:
+        return torch.zeros(PRICES.block_bytes // 4)
+
+    def write_block(self, block: int, rows: torch.Tensor) -> None: ...
+
+    def read_snapshot(self, snapshot: int) -> tuple[torch.Tensor, int]:
+        return torch.zeros(PRICES.state_bytes // 4 - len(HIDDEN)), 0
+
+    def write_snapshot(self, snapshot: int, values: torch.Tensor, position: int) -> None: ...
 
 
 @dataclass(eq=False)
@@ -93,9 +107,16 @@ class Calls:
 class CacheSide:
     """What the worker asks of the engine, for the cache alone."""
 
-    def __init__(self) -> None:
+    def __init__(self, host_bytes: int) -> None:
+        memory = NoStates()
         self.cache = CacheManager(
-            num_blocks=40, num_slots=4, num_snapshots=10, max_pending=6, states=NoStates()
+            num_blocks=40,
+            num_slots=4,
+            num_snapshots=10,
+            max_pending=6,
+            states=memory,
+            tier=HostTier(host_bytes, memory),
+            prices=PRICES,
         )
 
     def __getattr__(self, name: str) -> Any:
@@ -120,11 +141,11 @@ def captured(capture: Capture) -> Captured:
 class Joint:
     """One worker of one tenant, and the broker."""
 
-    def __init__(self, bench: Bench, dice: random.Random, *, faults: bool) -> None:
+    def __init__(self, bench: Bench, dice: random.Random, *, faults: bool, host_bytes: int = 0) -> None:
         self.bench, self.dice, self.faults = bench, dice, faults
         self.reached: set[str] = set()
         self.steps: list[str] = []
-        self.calls, self.side = Calls(), CacheSide()
+        self.calls, self.side = Calls(), CacheSide(host_bytes)
         tele = telemetry.build("worker", None)
         self.metrics = WorkerMetrics(tele.registry)
         core = Core(
@@ -165,6 +186,8 @@ class Joint:
         actions = {self.go_on: 10, self.prime: 3, self.open: 2, self.relieve: 1, self.settle: 0.3}
         if self.faults:
             actions[self.time_passes] = 1.5
+        if self.side.cache.tier.budget:
+            actions |= {self.spill: 2, self.change_a_copy: 0.5}
         action = self.dice.choices(list(actions), list(actions.values()))[0]
         self.steps.append(action.__name__)
         self.steps[-1] += f"({await action() or ''})"
@@ -197,8 +220,12 @@ class Joint:
         if self.dice.random() < 0.8:
             cache.lookup(name, item.root, item.tokens, item.chain)
         yield
-        if cache.admit(item, sequence) is None:
+        if cache.fresh_blocks(item) > cache.blocks.free or not cache.slots.free:
             cache.drop_hit(name)
+            return
+        if cache.bring_back(name) is not None:
+            self.reached.add("missed")
+        if cache.admit(item, sequence) is None:
             return
         checkpoint = len(tokens) // BLOCK_ROWS * BLOCK_ROWS
         for position in cache.boundaries(item, sequence.seq_len, capture_at, checkpoint):
@@ -230,9 +257,24 @@ class Joint:
     async def relieve(self) -> None:
         """The pools want room."""
         wanted = self.dice.choice([(0, 0), (1, 0), (4, 0), (0, 1), (3, 2)])
-        self.calls.pressure = Pressure(blocks=wanted[0], snapshots=wanted[1])
+        self.calls.pressure = Pressure(blocks=wanted[0], snapshots=wanted[1], ruined=self.side.cache.ruined)
         if self.relief is None:
             self.relief = asyncio.create_task(self.evictor.relieve())
+
+    async def spill(self) -> None:
+        """What nobody uses gives way to the host tier; the broker is not told."""
+        before = self.side.cache.tier.taken
+        self.side.cache.make_room(self.dice.randint(0, 40), self.dice.randint(0, 10))
+        if self.side.cache.tier.taken > before:
+            self.reached.add("spilled")
+
+    async def change_a_copy(self) -> None:
+        """Host memory changes: whoever comes for it must miss, and the entry must go from both sides."""
+        tree = self.side.cache.tree
+        copies = [node.host for node in tree.nodes() if node.host is not None]
+        copies += [entry.host for entry in tree.entries() if entry.host is not None]
+        if copies:
+            self.dice.choice(copies).values[-1] += 1.0
 
     async def time_passes(self) -> str:
         seconds = self.dice.choices([0.5, 1.5, 3, TTL + 1], [3, 3, 6, 1])[0]
@@ -324,7 +366,7 @@ class Joint:
                 break
             await self._advance(1.1)
             await self.relieve()
-            self.calls.pressure = Pressure(blocks=0, snapshots=0)
+            self.calls.pressure = Pressure(blocks=0, snapshots=0, ruined=self.side.cache.ruined)
             await self.breathe()
         assert not self._busy()
         self.faults = whole
@@ -338,6 +380,7 @@ class Joint:
             self.calls.waiting
             or self.relief
             or self.side.cache.pending
+            or self.side.cache.ruined
             or self.evictor.owed
             or self.publisher._open
         )
@@ -372,5 +415,5 @@ async def _fixed_tenant(connection: AsyncConnection, name: str) -> None:
 
 
 def _facts(entry: Entry) -> tuple[int, int, bytes | None]:
-    state = STATE_BYTES if entry.state is not None else 0
+    state = STATE_BYTES if entry.kept else 0
     return state, entry.blocks * BLOCK_BYTES, entry.parent.key if entry.parent else None

@@ -7,9 +7,9 @@ import random
 import pytest
 
 from tests.integration.cache_broker.bench import bench_on
-from tests.property.gpu_worker.joint import TTL, Joint
+from tests.property.gpu_worker.joint import HOST_BYTES, TTL, Joint
 
-WALKS, STEPS = 8, 250
+WALKS, STEPS = 10, 250
 
 MUST_REACH = {
     "captured revival", "captured rows", "captured split", "lingering", "orphan", "pressure", "published", "quota",
@@ -22,12 +22,21 @@ MUST_LOSE = {
 """What the walks are for; one that no longer gets there proves nothing."""
 
 
-@pytest.mark.parametrize("faults", [False, True], ids=["whole", "losses"])
-async def test_c5_the_books_are_the_bytes_in_every_order(database_url: str, faults: bool) -> None:
+MUST_SPILL = {"spilled", "missed", "published", "pressure"}
+
+
+@pytest.mark.parametrize(
+    ("faults", "host_bytes"),
+    [(False, 0), (True, 0), (True, HOST_BYTES)],
+    ids=["whole", "losses", "host tier"],
+)
+async def test_c5_the_books_are_the_bytes_in_every_order(
+    database_url: str, faults: bool, host_bytes: int
+) -> None:
     reached: set[str] = set()
     async with bench_on(database_url, reservation_ttl_s=TTL) as bench:
         for seed in range(WALKS):
-            walk = Joint(bench, random.Random(seed), faults=faults)
+            walk = Joint(bench, random.Random(seed), faults=faults, host_bytes=host_bytes)
             await walk.begin(f"tenant-{seed}")
             try:
                 for _ in range(STEPS):
@@ -39,5 +48,6 @@ async def test_c5_the_books_are_the_bytes_in_every_order(database_url: str, faul
             finally:
                 await walk.end()
             reached |= walk.reached | walk.outcomes()
-    missing = (MUST_REACH | (MUST_LOSE if faults else set())) - reached
+    wanted = MUST_SPILL if host_bytes else MUST_REACH | (MUST_LOSE if faults else set())
+    missing = wanted - reached
     assert missing == set()
