@@ -173,7 +173,7 @@ def test_a_child_that_crashes_again_and_again_ends_the_stack(start: Start, folde
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
     assert run.ended() == 1
-    assert "worker ended again (killed by SIGKILL) after 1 restarts: giving up" in run.said()
+    assert "worker ended (killed by SIGKILL) after 1 restarts: giving up" in run.said()
     assert all_gone(family)
 
 
