@@ -63,13 +63,12 @@ class Settler:
         try:
             await self._record(terminals)
         except (Unavailable, Overloaded):
-            for delivery in deliveries:
-                await delivery.nak(delay_s=RETRY_S)
+            await asyncio.gather(*(delivery.nak(delay_s=RETRY_S) for delivery in deliveries))
             raise
         for terminal in terminals:
             self._ended(terminal)
-        for delivery in deliveries:
-            await delivery.ack()
+        # Each waits for the server: one after the other, a batch of frames would take as many round trips.
+        await asyncio.gather(*(delivery.ack() for delivery in deliveries))
 
     async def _record(self, terminals: list[Terminal]) -> None:
         if not terminals:
