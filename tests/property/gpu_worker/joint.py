@@ -25,8 +25,8 @@ from services.gpu_worker.book import EntryBook
 from services.gpu_worker.broker import BrokerClient, BrokerRefused
 from services.gpu_worker.config import WorkerSettings
 from services.gpu_worker.core import Core, Identity
-from services.gpu_worker.engine.cache.entry import Capture, Entry
 from services.gpu_worker.engine.cache.captures import CaptureFailed
+from services.gpu_worker.engine.cache.entry import Capture, Entry
 from services.gpu_worker.engine.cache.manager import CacheManager
 from services.gpu_worker.engine.cache.offload import HostTier
 from services.gpu_worker.engine.cache.prices import Prices

@@ -103,9 +103,9 @@ class HostTier:
         self.used -= copy.size
 
     def _keep(self, values: Tensor, *, hidden: int = 0, position: int = 0) -> HostCopy | None:
-        copy = HostCopy(values=values.cpu(), sum=checksum(values), hidden=hidden, position=position)
-        if copy.size > self.free:
+        if values.numel() * values.element_size() > self.free:
             return None
+        copy = HostCopy(values=values.cpu(), sum=checksum(values), hidden=hidden, position=position)
         self.used += copy.size
         self.taken += 1
         return copy
