@@ -5,6 +5,7 @@ Two steps, both pure: `check_limits` before anything is rendered, `resolve` when
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 from dataclasses import dataclass
 from typing import Final
@@ -187,12 +188,26 @@ def resolve(fields: GenerationFields, admission: Admission, settings: GatewaySet
         sampling=sampling,
         top_logprobs=_top_logprobs(fields),
         cache=CachePlan(
-            enabled=fields.cache is not False, checkpoint_at=prompt.stable, capture_at=None, reuse="prefill"
+            enabled=fields.cache is not False,
+            checkpoint_at=prompt.stable,
+            capture_at=None,
+            labels=_labels(fields),
+            reuse="prefill",
         ),
         speculation=_speculation(fields, crew.leader.speculation),
         priority=admission.priority,
         created_ns=admission.created_ns,
         deadline_ns=admission.deadline_ns,
+    )
+
+
+def _labels(fields: GenerationFields) -> tuple[str, ...]:
+    """Where the conversation may go on, the narrowest first. Digests: what a caller calls its users stays here."""
+    named = (("session", fields.session_id), ("key", fields.prompt_cache_key), ("user", fields.user))
+    return tuple(
+        hashlib.sha256(f"{kind}:{value}".encode()).hexdigest()[:32]
+        for kind, value in named
+        if value is not None
     )
 
 

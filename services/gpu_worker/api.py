@@ -16,7 +16,12 @@ class EngineApi(Protocol):
     dims: ModelDims
 
     def lookup(
-        self, request_id: str, root: bytes, tokens: Sequence[int], chain: Sequence[bytes]
+        self,
+        request_id: str,
+        root: bytes,
+        tokens: Sequence[int],
+        chain: Sequence[bytes],
+        labels: Sequence[str] = (),
     ) -> Hit | None: ...
 
     def drop_hit(self, request_id: str) -> None: ...

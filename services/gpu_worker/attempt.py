@@ -73,6 +73,7 @@ class Attempt:
             engine_id=engine_id,
             namespace=request.namespace,
             root=self._root,
+            labels=request.cache.labels,
         )
         self._intake = Intake(
             core,

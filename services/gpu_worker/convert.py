@@ -77,6 +77,7 @@ def engine_requests(
             drafter=request.speculation.drafter,
             speculation_k=drafts,
             top_logprobs=request.top_logprobs,
+            labels=request.cache.labels,
             emitted=tuple(emitted[choice]),
         )
         for choice in range(request.choices)

@@ -21,13 +21,21 @@ class HitLease:
     """At most one hit and one lease a request. Belongs to the event loop; `close` gives back whatever is held."""
 
     def __init__(
-        self, core: Core, *, request_id: str, engine_id: str, namespace: NamespaceParts, root: bytes
+        self,
+        core: Core,
+        *,
+        request_id: str,
+        engine_id: str,
+        namespace: NamespaceParts,
+        root: bytes,
+        labels: Sequence[str],
     ) -> None:
         self._core = core
         self._request_id = request_id
         self._engine_id = engine_id
         self._namespace = namespace
         self._root = root
+        self._labels = labels
         self._lease_id: str | None = None
         self._release: asyncio.Task[None] | None = None
         self._parent: Parent = None
@@ -51,7 +59,8 @@ class HitLease:
         with self._core.telemetry.span("cache.lookup", self._parent) as span:
             self._looked_up = True
             hit = await self._core.host.call(
-                lambda engine: engine.lookup(self._engine_id, self._root, tokens, chain), urgent=True
+                lambda engine: engine.lookup(self._engine_id, self._root, tokens, chain, self._labels),
+                urgent=True,
             )
             span.set_attribute("burstline.hit_position", hit.position if hit else 0)
             return hit

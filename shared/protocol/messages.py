@@ -82,6 +82,7 @@ class CachePlan(Part, frozen=True, kw_only=True):
     enabled: bool
     checkpoint_at: int | None  # end of the stable part, before the generation header; None = prompt end
     capture_at: int | None  # a shared prefix worth cutting
+    labels: tuple[str, ...]  # digests of session id, cache key, user, in this order: nominate, never decide
     reuse: Literal["prefill"]  # only prefill-made rows are reused; the decode opt-in comes as another value
 
 

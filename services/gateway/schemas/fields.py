@@ -75,14 +75,17 @@ class GenerationFields(Strict):
     speculation: SpeculationFields | None = None
     priority: Priority | None = None
     return_token_ids: bool | None = None
+    session_id: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+
+    # hints where the conversation goes on: they name nothing that could be read or shared
+    prompt_cache_key: str | None = None
+    user: str | None = None
 
     # accepted and ignored: they speak of the caller's own affairs
-    user: str | None = None
     metadata: dict[str, str] | None = None
     store: bool | None = None
     service_tier: str | None = None
     safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
 
     @property

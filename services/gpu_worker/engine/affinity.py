@@ -73,15 +73,15 @@ class AffinityPool:
         return session.rewind_pos
 
     def _nominate(self, root: bytes, chain: Sequence[bytes], labels: Sequence[str]) -> Session | None:
-        """The newest session with one of the labels, else the one whose prompt shares most blocks, if any."""
+        """Of the sessions with the first label that any has, the one whose prompt shares most blocks, the newest of
+        equals. Without a label the same over all, if a block is shared at all."""
         inside = [session for session in reversed(self._parked) if session.request.root == root]
-        wanted = set(labels)
-        for session in inside:
-            if wanted & set(session.request.labels):
-                return session
-        shared = [_shared_blocks(session.request.chain, chain) for session in inside]
-        best = max(shared, default=0)
-        return inside[shared.index(best)] if best else None
+        for label in labels:
+            named = [session for session in inside if label in session.request.labels]
+            if named:
+                return max(named, key=lambda session: _shared_blocks(session.request.chain, chain))
+        best = max(inside, key=lambda session: _shared_blocks(session.request.chain, chain), default=None)
+        return best if best is not None and _shared_blocks(best.request.chain, chain) else None
 
     def _count(self, declined: Decline) -> None:
         self._declined[declined.reason] += 1

@@ -63,7 +63,7 @@ class GenerateRequest:
     drafter: DrafterKind = "mtp"  #: a model without an MTP head decodes plainly instead
     speculation_k: int = 0  #: drafts a round; 0 = plain decode
     top_logprobs: int | None = None  #: null = no logprobs; 0 = the chosen token's alone
-    labels: tuple[str, ...] = ()  #: session id, user: nominate a parked session, never a key
+    labels: tuple[str, ...] = ()  #: session, user, narrowest first: nominate a parked session, never a key
     emitted: tuple[int, ...] = ()  #: tokens that an earlier attempt journalled: verified, never emitted again
 
     @property

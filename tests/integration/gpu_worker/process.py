@@ -130,7 +130,7 @@ def greedy(sampling: Sampling) -> Sampling:
     return msgspec.structs.replace(sampling, temperature=0.0)
 
 
-NO_CACHE = CachePlan(enabled=False, checkpoint_at=None, capture_at=None, reuse="prefill")
+NO_CACHE = CachePlan(enabled=False, checkpoint_at=None, capture_at=None, labels=(), reuse="prefill")
 
 
 def readiness(port: int) -> tuple[int, bytes]:

@@ -62,6 +62,7 @@ WRONG_TYPES: Final[dict[str, list[Any]]] = {
     "return_token_ids": [1],
     "metadata": ["x", {"a": 1}],
     "user": [1],
+    "session_id": [1, "", "x" * 257],
 }
 
 

@@ -73,6 +73,18 @@ async def test_completions_stream_and_whole_agree(line: Line) -> None:
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "Hello there."
 
 
+async def test_labels_are_digests_the_narrowest_first_and_never_keys(line: Line) -> None:
+    await line.chat(session_id="s-1", user="someone@example.org", prompt_cache_key="k")
+    await line.chat(session_id="s-1")
+    await line.chat()
+    first, second, third = (work.request for work in line.worker.works)
+    assert len(set(first.cache.labels)) == 3
+    assert second.cache.labels == first.cache.labels[:1]
+    assert third.cache.labels == ()
+    assert not any("example" in label for label in first.cache.labels)
+    assert first.namespace == second.namespace == third.namespace
+
+
 async def test_every_parameter_is_resolved_before_the_queue(line: Line) -> None:
     await line.chat()
     request = line.worker.works[0].request

@@ -102,6 +102,7 @@ class ScriptedEngine:
     holds: dict[str, Hit] = field(default_factory=dict)
     pinned: set[bytes] = field(default_factory=set)
     submitted: list[GenerateRequest] = field(default_factory=list)
+    asked: list[tuple[str, ...]] = field(default_factory=list)
     discarded: list[int] = field(default_factory=list)
     interrupts: int = 0
     runs: dict[tuple[str, int], _Run] = field(default_factory=dict)
@@ -111,8 +112,14 @@ class ScriptedEngine:
     captures: int = 0
 
     def lookup(
-        self, request_id: str, root: bytes, tokens: Sequence[int], chain: Sequence[bytes]
+        self,
+        request_id: str,
+        root: bytes,
+        tokens: Sequence[int],
+        chain: Sequence[bytes],
+        labels: Sequence[str] = (),
     ) -> Hit | None:
+        self.asked.append(tuple(labels))
         usable = [
             Hit(key=key, position=64 * (index + 1))
             for index, key in enumerate(chain)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from shared.errors import ContextLengthExceeded
 from shared.protocol import codec, subjects
-from shared.protocol.messages import CachePlan, Frame, Release, Started, Terminal, unpack_tokens
+from shared.protocol.messages import CachePlan, Frame, Release, Speculation, Started, Terminal, unpack_tokens
 from tests.unit.services.gpu_worker.rig import PROMPT, SEED, make_request, until, world
 from tests.unit.services.gpu_worker.scripted import stream, token_at
 
@@ -94,6 +95,23 @@ async def test_a_request_that_cannot_be_served_ends_in_its_typed_error() -> None
         await until(lambda: here.waiting_items() == 0 and running.engine.at_baseline)
 
 
+async def test_drafter_and_labels_reach_the_engine() -> None:
+    async with world() as here:
+        running = await here.worker()
+        wanted = make_request(clock=here.clock)
+        await here.enqueue(
+            msgspec.structs.replace(
+                wanted,
+                cache=msgspec.structs.replace(wanted.cache, labels=("a", "b")),
+                speculation=Speculation(drafter="ngram", k=2),
+            )
+        )
+        await here.terminal()
+        (submitted,) = running.engine.submitted
+        assert (submitted.drafter, submitted.speculation_k, submitted.labels) == ("ngram", 2, ("a", "b"))
+        assert running.engine.asked == [("a", "b")]
+
+
 async def test_an_engine_fault_fails_the_request_loudly() -> None:
     async with world() as here:
         await here.worker(fault_at=8)
@@ -174,7 +192,7 @@ async def test_two_turns_hit_what_the_first_published() -> None:
 async def test_a_request_may_bypass_the_cache() -> None:
     async with world() as here:
         running = await here.worker()
-        plan = CachePlan(enabled=False, checkpoint_at=None, capture_at=None, reuse="prefill")
+        plan = CachePlan(enabled=False, checkpoint_at=None, capture_at=None, labels=(), reuse="prefill")
         await here.enqueue(make_request(clock=here.clock, cache=plan))
         assert (await here.terminal()).cache_decision == "bypass"
         assert here.broker.calls == []

@@ -60,6 +60,18 @@ def test_r_s13_a_label_nominates_and_exact_tokens_decide() -> None:
     assert seen.served == 0
 
 
+def test_the_narrowest_label_goes_first_and_among_its_sessions_the_closest() -> None:
+    """Two conversations of one user run side by side: each turn is nominated its own predecessor."""
+    engine = build()
+    turn(engine, prompt(200, 1), "a1", "session-a", "user")
+    turn(engine, prompt(200, 2), "b1", "session-b", "user")
+    assert counts(engine).declined == (("diverged", 1),), "the user's other conversation"
+    turn(engine, (*prompt(200, 1), *prompt(30, 3)), "a2", "session-a", "user")
+    turn(engine, (*prompt(200, 2), *prompt(30, 3)), "b2", "user")
+    assert counts(engine).served == 2
+    assert counts(engine).declined == (("diverged", 1),)
+
+
 def test_without_a_label_the_chain_nominates() -> None:
     engine = build()
     turn(engine, prompt(200, 1), "one")
