@@ -40,8 +40,9 @@ class Pulse:
             EngineFault: the engine stalled. It was told as unready; the process has to end, so that others take over.
         """
         while True:
+            stalled = self.stalled  # asked before the beat, so that the beat has told of it
             await self.beat()
-            if self.stalled:
+            if stalled and self.stalled:
                 raise EngineFault(f"no progress for {self._core.host.quiet_s():.0f} s", code="stalled")
             await asyncio.sleep(self._core.settings.heartbeat_s)
 
