@@ -65,7 +65,7 @@ def test_kernels_has_no_version() -> None:
 
 def test_the_wheel_holds_every_package() -> None:
     build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
-    assert set(build["targets"]["wheel"]["only-include"]) == set(PACKAGES)
+    assert set(build["targets"]["wheel"]["only-include"]) == {*PACKAGES, "models"}
     assert build["dev-mode-dirs"] == ["."]
 
 
