@@ -7,6 +7,7 @@ kept rows and revivals meet. Some steps are weighted for that. A failure names t
 from __future__ import annotations
 
 import asyncio
+import copy
 import random
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
@@ -59,6 +60,7 @@ class Walk:
         self.entries: dict[tuple[str, str], ModelEntry] = {}
         self.leases: dict[str, str | None] = {}
         self.epochs = {"w1": 1, "w2": 1}
+        self.silent: set[str] = set()
         self.now = 0.0
         self.requests = 0
         self.do(self._empty())
@@ -147,8 +149,8 @@ class Walk:
             self.release: 1, self.withdraw: 1, self.freed: 1, self.time_passes: 1,
         }  # fmt: skip
         action = self.dice.choices(list(actions), list(actions.values()))[0]
-        if self.dice.random() < 0.02:
-            action = self.worker_restarts
+        if self.dice.random() < 0.03:
+            action = self.dice.choice((self.worker_restarts, self.worker_falls_silent))
         arguments = self.arguments(action.__name__)
         if arguments is None:
             return "nothing"
@@ -175,7 +177,7 @@ class Walk:
                 return names, worker
             case "time_passes":
                 return (pick((1, 31, 61)),)
-            case "worker_restarts":
+            case "worker_restarts" | "worker_falls_silent":
                 return (worker,)
             case _:
                 return tenant, name, worker
@@ -197,6 +199,15 @@ class Walk:
             )
         )
         known = self.entries.get((tenant, name))
+        before = copy.deepcopy(self.entries)
+        gives_way = known is not None and known.worker != worker and known.worker in self.silent
+        if known is not None and gives_way:
+            if reply.failure is not None:
+                assert reply.failure.code == "parent_gone"
+                return  # rolled back: nobody gave way
+            self.reached.add("a silent worker's entry gave way")
+            self._begin_epoch(known.worker)  # as it does when it is told
+            known = None
         if known is not None and known.worker == worker and known.state == "evicting":
             self.drop(tenant, name)
             known = self.entries.get((tenant, name))
@@ -210,6 +221,7 @@ class Walk:
             assert reply.failure is not None
             assert reply.failure.code == "parent_gone"
             self.reached.add("parent gone")
+            self.entries = before  # rolled back, though it had been dropped as freed
             return
         size = STATE if revive or splits is not None else STATE + rows
         if self.used(tenant) + size > QUOTA:
@@ -355,6 +367,7 @@ class Walk:
         self.now += seconds
         for worker in self.epochs:
             self.do(self._beat(worker))
+        self.silent.clear()
         self.do(self.bench.sweeper.sweep(hearing=True))
         for (tenant, name), entry in sorted(self.entries.items(), key=lambda item: item[1].until):
             if entry.state == "reserved" and entry.until <= self.now:
@@ -363,10 +376,29 @@ class Walk:
 
     def worker_restarts(self, worker: str) -> None:
         self.reached.add("worker restarted")
+        self._begin_epoch(worker)
+
+    def worker_falls_silent(self, worker: str) -> None:
+        """The broker hears the other one alone, for longer than a worker may be silent; that one wants an entry of it."""
+        for _ in range(6):
+            self.bench.clock.advance(2)
+            for other in self.epochs.keys() - {worker}:
+                self.do(self._beat(other))
+            self.bench.hearing.tick(heard=True)
+        self.now += 12
+        self.silent = {worker}
+        theirs = sorted(place for place, entry in self.entries.items() if entry.worker == worker)
+        if theirs:
+            tenant, name = self.dice.choice(theirs)
+            self.reserve(tenant, name, "w2" if worker == "w1" else "w1")
+
+    def _begin_epoch(self, worker: str) -> None:
+        """What is left of the old one is swept."""
         self.epochs[worker] += 1
+        self.silent.discard(worker)
         assert self.do(self._beat(worker)) is True
         self.do(self.bench.sweeper.drop_orphans())
-        self.entries = {name: entry for name, entry in self.entries.items() if entry.worker != worker}
+        self.entries = {place: entry for place, entry in self.entries.items() if entry.worker != worker}
 
     def check_books(self) -> None:
         balances = self.do(self.bench.balanced())
@@ -389,7 +421,7 @@ class Walk:
             live = [
                 name
                 for (owner, name), entry in self.entries.items()
-                if owner == tenant and entry.state == "live"
+                if owner == tenant and entry.state == "live" and entry.worker not in self.silent
             ]
             expected = max(live, key=POSITION.__getitem__, default=None)
             assert (reply.entry and reply.entry.key) == (expected and key(expected))
