@@ -13,6 +13,8 @@ from rich.table import Table
 from services.bench.cache import Results as CacheResults
 from services.bench.cache import bars as cache_bars
 from services.bench.cache import run_cache
+from services.bench.decode import bars as decode_bars
+from services.bench.decode import run_decode
 from services.bench.load import RULES, Load
 from services.bench.spec import BATCHES, PLAIN, REPEATS, Results, StreamsDiffer, bars, run_spec
 from services.prove.evidence import Bar, evidence, write
@@ -51,6 +53,21 @@ def spec(
         raise typer.Exit(2) from fault
     Console().print(_table(results))
     _end("bench spec", {"threads": 1, "repeats": repeats, "loads": results}, bars(results), json_file)
+
+
+@app.command()
+def decode(
+    json_file: Annotated[Path | None, typer.Option("--json", help="Also write the result here.")] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Interleaved repeats.")] = REPEATS,
+) -> None:
+    """Plain decode by batch, against the bare forward."""
+    try:
+        results = run_decode(pocket(), BATCHES, repeats=repeats, report=_progress)
+    except (BurstlineError, OSError) as fault:
+        sys.stderr.write(f"burstline: bench could not measure: {fault}\n")
+        raise typer.Exit(2) from fault
+    Console().print_json(data=results)
+    _end("bench decode", {"threads": 1, "repeats": repeats} | results, decode_bars(results), json_file)
 
 
 @app.command()
