@@ -72,7 +72,7 @@ async def serving(
     handlers = Handlers(database, settings, clock, telemetry.registry, hearing)
     sweeper = Sweeper(database, settings, clock, telemetry.registry, hearing)
     journals = Journals(transport, clock, telemetry.registry, grace_s=settings.journal_grace_s)
-    settler = Settler(database, telemetry.registry, ended=journals.ended)
+    settler = Settler(database, telemetry.registry, ended=journals.ended, replay_s=settings.idempotency_s)
     for spec in (subjects.JOURNAL, subjects.CANCELS):
         await transport.ensure_stream(spec)
     terminals = await transport.ensure_consumer(subjects.settle_consumer())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from shared.config import Settings
@@ -27,9 +27,18 @@ class BrokerSettings(Settings):
     journal_grace_s: float = Field(
         default=900.0, gt=0
     )  # a request's tokens can be read for so long after its end
+    idempotency_s: float = Field(default=840.0, gt=0)  # a finished request is replayed to its key for so long
     ledger_retention_s: float = Field(default=7 * 24 * 3600.0, gt=0)  # history of entries that are gone
     health_host: str = "127.0.0.1"
     health_port: int = Field(default=0, ge=0, le=65535)  # 0 = a free one, logged
     call_timeout_s: float = Field(default=6.0, gt=0, le=60)  # a whole call, waiting for a connection included
     start_timeout_s: float = Field(default=60.0, gt=0)  # wait for Postgres at the start
     drain_timeout_s: float = Field(default=10.0, gt=0)
+
+    @model_validator(mode="after")
+    def _tokens_outlive_keys(self) -> BrokerSettings:
+        if self.idempotency_s >= self.journal_grace_s:
+            raise ValueError(
+                "idempotency_s must be less than journal_grace_s: the tokens are replayed from the journal"
+            )
+        return self

@@ -11,7 +11,7 @@ from typing import Final, assert_never
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
-from services.cache_broker import catalogue, identity, leasing, reserving
+from services.cache_broker import catalogue, idempotency, identity, leasing, reserving
 from services.cache_broker.config import BrokerSettings
 from services.cache_broker.database import Database
 from services.cache_broker.hearing import Hearing
@@ -26,6 +26,8 @@ from shared.protocol.messages import (
     Commit,
     Done,
     Failure,
+    Find,
+    Forget,
     Freed,
     Identity,
     Lease,
@@ -33,7 +35,10 @@ from shared.protocol.messages import (
     Lookup,
     LookupReply,
     NamespaceParts,
+    Recall,
     Release,
+    Remember,
+    Remembered,
     Reserve,
     ReserveReply,
     Withdraw,
@@ -105,10 +110,10 @@ class Handlers:
                 return await self._lease(call)
             case Release():
                 return await self._release(call)
-            case Withdraw():
-                return await self._withdraw(call)
-            case Freed():
-                return await self._freed(call)
+            case Withdraw() | Freed():
+                return await self._let_go(call)
+            case Remember() | Recall() | Find() | Forget():
+                return await self._by_key(call)
             case _:
                 assert_never(call)
 
@@ -171,20 +176,34 @@ class Handlers:
         await self._database.run(lambda connection: leasing.release(connection, call.lease_id))
         return Done(failure=None)
 
-    async def _withdraw(self, call: Withdraw) -> WithdrawReply:
+    async def _let_go(self, call: Withdraw | Freed) -> WithdrawReply | Done:
         _check_keys(call.keys)
-        return await self._database.run(
-            lambda connection: leasing.withdraw(connection, call, now=self._clock.now())
-        )
-
-    async def _freed(self, call: Freed) -> Done:
-        _check_keys(call.keys)
+        now = self._clock.now()
+        if isinstance(call, Withdraw):
+            return await self._database.run(lambda connection: leasing.withdraw(connection, call, now=now))
         await self._database.run(
-            lambda connection: leasing.freed(
-                connection, call.worker_id, call.epoch, call.keys, now=self._clock.now()
-            )
+            lambda connection: leasing.freed(connection, call.worker_id, call.epoch, call.keys, now=now)
         )
         return Done(failure=None)
+
+    async def _by_key(self, call: Remember | Recall | Find | Forget) -> Remembered | Done:
+        now, window = self._clock.now(), timedelta(seconds=self._settings.idempotency_s)
+        match call:
+            case Remember():
+                return await self._database.run(
+                    lambda connection: idempotency.remember(connection, call, now=now, window=window)
+                )
+            case Recall():
+                return await self._database.run(
+                    lambda connection: idempotency.recall(connection, call, now=now)
+                )
+            case Find():
+                return await self._database.run(
+                    lambda connection: idempotency.find(connection, call, now=now)
+                )
+            case Forget():
+                await self._database.run(lambda connection: idempotency.forget(connection, call))
+                return Done(failure=None)
 
 
 def own_root(namespace: NamespaceParts, root: bytes) -> bool:
@@ -211,7 +230,9 @@ def refusal(call: BrokerCall, error: BurstlineError) -> BrokerReply:
             return LeaseReply(failure=failure, lease_id=None, reason="gone")
         case Withdraw():
             return WithdrawReply(failure=failure, withdrawn=(), refused=call.keys)
-        case Commit() | Abort() | Release() | Freed():
+        case Remember() | Recall() | Find():
+            return Remembered(failure=failure, request_id=None, sheet=b"", new=False)
+        case Commit() | Abort() | Release() | Freed() | Forget():
             return Done(failure=failure)
         case _:
             assert_never(call)

@@ -6,6 +6,7 @@
                 entries 1─n leases       who must not lose it now
     ledger                               every change of a tenant's bytes, signed; outlives its entries
     usage                                one row a finished request
+    idempotency                          which request a caller's key stands for, for a time
     workers                              last heartbeat and epoch
 
 The equation (C5), true in every committed transaction, for each tenant:
@@ -212,6 +213,19 @@ class Usage(Base):
     cache_decision: Mapped[str]
     exact: Mapped[bool] = mapped_column(Boolean)
     at: Mapped[datetime]
+
+
+class IdempotencyKey(Base):
+    """A caller's key and the request that it stands for, until `expires`. Both are known by digests alone."""
+
+    __tablename__ = "idempotency"
+
+    tenant: Mapped[str] = mapped_column(primary_key=True)
+    key: Mapped[str] = mapped_column(primary_key=True)
+    body: Mapped[str]
+    request: Mapped[str] = mapped_column(unique=True)
+    sheet: Mapped[bytes]  # how its tokens are told; the gateways' own
+    expires: Mapped[datetime] = mapped_column(index=True)
 
 
 class Worker(Base):

@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from services.cache_broker import idempotency
 from services.cache_broker.database import Database
 from services.cache_broker.models import Usage
 from shared.errors import BurstlineError, Overloaded, ProtocolError, Unavailable
@@ -34,9 +35,16 @@ class Settler:
     """Reads deliveries and writes usage."""
 
     def __init__(
-        self, database: Database, registry: CollectorRegistry, *, ended: Callable[[Terminal], None]
+        self,
+        database: Database,
+        registry: CollectorRegistry,
+        *,
+        ended: Callable[[Terminal], None],
+        replay_s: float,
     ) -> None:
-        """`ended` is told every terminal whose usage is written, perhaps more than once."""
+        """`ended` is told every terminal whose usage is written, perhaps more than once. `replay_s`: how long the key of
+        a request still stands for it."""
+        self._window = timedelta(seconds=replay_s)
         self._database = database
         self._ended = ended
         self._settled = Counter(
@@ -74,7 +82,7 @@ class Settler:
         if not terminals:
             return
         try:
-            new = await self._database.run(lambda connection: record(connection, terminals))
+            new = await self._database.run(lambda connection: self._write(connection, terminals))
         except (Unavailable, Overloaded):
             raise
         except BurstlineError as error:
@@ -87,6 +95,10 @@ class Settler:
             return
         self._settled.labels("new").inc(new)
         self._settled.labels("known").inc(len(terminals) - new)
+
+    async def _write(self, connection: AsyncConnection, terminals: list[Terminal]) -> int:
+        await idempotency.ended(connection, terminals, window=self._window)
+        return await record(connection, terminals)
 
     def _terminal(self, delivery: Delivery) -> Terminal | None:
         try:

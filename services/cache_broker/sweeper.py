@@ -1,4 +1,4 @@
-"""What expires: leases, reservations, silent workers, old history. Every broker sweeps; row locks keep them apart.
+"""What expires: leases, keys, reservations, silent workers, old history. Every broker sweeps; row locks keep them apart.
 
 After a start, an outage of NATS or Postgres, or a pause of the whole machine nobody is reaped until the broker has
 listened for the full `reap_after_s` again (`hearing`).
@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry, Counter
 from sqlalchemy import delete, exists, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from services.cache_broker import catalogue, presence
+from services.cache_broker import catalogue, idempotency, presence
 from services.cache_broker.config import BrokerSettings
 from services.cache_broker.database import Database, Work
 from services.cache_broker.hearing import Hearing
@@ -63,6 +63,7 @@ class Sweeper:
         now = self._clock.now()
         self._hearing.tick(heard=hearing)
         await self._count("leases", self._database.run(lambda c: _expire_leases(c, now)))
+        await self._count("keys", self._database.run(lambda c: idempotency.expire(c, now)))
         await self._count("reservations", self._expire_reservations(now))
         silence = timedelta(seconds=self._settings.reap_after_s)
         since = self._hearing.silent_since(silence)

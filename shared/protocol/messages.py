@@ -390,6 +390,67 @@ class Freed(Message, frozen=True, kw_only=True):
     keys: tuple[bytes, ...]
 
 
+class AnswerSheet(Message, frozen=True, kw_only=True):
+    """What a gateway needs to tell a request's stream again: how its tokens become an answer, and no prompt.
+
+    `request` is the one that was enqueued, without prompt, salt and labels.
+    """
+
+    request: GenerateRequest
+    prompt_tokens: int
+    chat: bool  # a conversation's answer, else a completion's
+    tools: bool  # calls are parsed
+    thinking: bool  # the prompt ends inside a thinking block
+    stops: tuple[str, ...]
+    usage_chunk: bool
+    token_ids: bool
+    route: str
+
+
+class Remember(Message, frozen=True, kw_only=True):
+    """Bind an Idempotency-Key to a request, unless it is bound already: then the reply tells what to.
+
+    Failure `idempotency_key_reused` when it stands for another body. A request that fails or is cancelled frees its key.
+    """
+
+    tenant: str
+    key: str  # SHA-256 of the caller's key, hex
+    body: str  # SHA-256 of what was asked, hex
+    request_id: str
+    sheet: bytes  # an encoded AnswerSheet
+    deadline_ns: int  # the request's
+
+
+class Recall(Message, frozen=True, kw_only=True):
+    """What an Idempotency-Key is bound to, if it is. Fails as `Remember` does."""
+
+    tenant: str
+    key: str
+    body: str
+
+
+class Find(Message, frozen=True, kw_only=True):
+    """A request of the tenant that carried a key, by its id."""
+
+    tenant: str
+    request_id: str
+
+
+class Remembered(Reply, frozen=True, kw_only=True):
+    """`request_id` None = nothing is bound. `new`: this call bound it."""
+
+    request_id: str | None
+    sheet: bytes
+    new: bool
+
+
+class Forget(Message, frozen=True, kw_only=True):
+    """The request was never enqueued: its key is free again. Idempotent."""
+
+    tenant: str
+    request_id: str
+
+
 class Done(Reply, frozen=True, kw_only=True):
     """Nothing to say but that it happened."""
 
@@ -422,5 +483,19 @@ class AuditReply(Reply, frozen=True, kw_only=True):
     entries: tuple[HeldEntry, ...]
 
 
-BrokerCall = Authenticate | Lookup | Reserve | Commit | Abort | Lease | Release | Withdraw | Freed
-BrokerReply = Identity | LookupReply | ReserveReply | LeaseReply | WithdrawReply | Done
+BrokerCall = (
+    Authenticate
+    | Lookup
+    | Reserve
+    | Commit
+    | Abort
+    | Lease
+    | Release
+    | Withdraw
+    | Freed
+    | Remember
+    | Recall
+    | Find
+    | Forget
+)
+BrokerReply = Identity | LookupReply | ReserveReply | LeaseReply | WithdrawReply | Remembered | Done

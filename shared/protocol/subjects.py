@@ -8,6 +8,7 @@
     hb.<worker>                           heartbeats (core NATS, not kept)
     brk.v1.<operation>                    broker calls (core request/reply, queue group `broker`)
     audit.<worker>                        what a worker holds, for the audit (core request/reply)
+    rdr.<request>                         does somebody read its stream? (core request/reply, answered by readers)
 
 A fingerprint in a subject is its first 16 hex digits: subjects stay short, and the full one is in the request.
 """
@@ -25,11 +26,15 @@ from shared.protocol.messages import (
     Authenticate,
     BrokerCall,
     Commit,
+    Find,
+    Forget,
     Freed,
     Lease,
     Lookup,
     Priority,
+    Recall,
     Release,
+    Remember,
     Reserve,
     Withdraw,
 )
@@ -37,6 +42,7 @@ from shared.protocol.messages import (
 LANES: Final = 32
 PRIORITIES: Final[tuple[Priority, ...]] = ("high", "normal", "low")
 BROKER_QUEUE: Final = "broker"
+READERS_QUEUE: Final = "readers"
 HEARTBEATS: Final = "hb.*"
 BROKER_CALLS: Final = "brk.v1.*"
 
@@ -95,6 +101,11 @@ def audit(worker: str) -> str:
     return f"audit.{_token(worker, 'worker id')}"
 
 
+def readers(request: str) -> str:
+    """Where the readers of a request's stream answer, while there are any."""
+    return f"rdr.{_token(request, 'request id')}"
+
+
 _OPERATIONS: Final[dict[type[BrokerCall], str]] = {
     Authenticate: "authenticate",
     Lookup: "lookup",
@@ -105,6 +116,10 @@ _OPERATIONS: Final[dict[type[BrokerCall], str]] = {
     Release: "release",
     Withdraw: "withdraw",
     Freed: "freed",
+    Remember: "remember",
+    Recall: "recall",
+    Find: "find",
+    Forget: "forget",
 }
 
 

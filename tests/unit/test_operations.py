@@ -77,7 +77,7 @@ def _registry() -> CollectorRegistry:
     Handlers(nothing, settings, SYSTEM, registry, hearing)
     Sweeper(nothing, settings, SYSTEM, registry, hearing)
     Journals(nothing, SYSTEM, registry, grace_s=1.0)
-    Settler(nothing, registry, ended=nothing)
+    Settler(nothing, registry, ended=nothing, replay_s=1)
     return registry
 
 

@@ -213,7 +213,7 @@ async def test_settlement_is_handed_back_while_the_database_is_away(telemetry: T
     away = Database("postgresql://nobody:x@127.0.0.1:9/none", BrokerSettings(connect_timeout_s=0.5))
     delivery, ended = Scripted(terminal("r1")), list[Terminal]()
     with pytest.raises(Unavailable):
-        await Settler(away, telemetry.registry, ended=ended.append).settle([delivery])
+        await Settler(away, telemetry.registry, ended=ended.append, replay_s=60).settle([delivery])
     assert (delivery.ends, ended) == (["nak"], [])
     await away.close()
 
@@ -222,7 +222,7 @@ async def test_one_row_that_postgres_refuses_holds_up_no_other(bench: Bench, tel
     """A NUL cannot be stored in a text column; the other requests of the batch still count."""
     ended = list[Terminal]()
     batch = [Scripted(terminal("r1")), Scripted(terminal("r2", model="a\x00b")), Scripted(terminal("r3"))]
-    await Settler(bench.database, telemetry.registry, ended=ended.append).settle(list(batch))
+    await Settler(bench.database, telemetry.registry, ended=ended.append, replay_s=60).settle(list(batch))
     assert [delivery.ends for delivery in batch] == [["ack"]] * 3
     assert [one.request_id for one in ended] == ["r1", "r2", "r3"]
     assert [row.request for row in await bench.rows("SELECT request FROM usage ORDER BY 1")] == ["r1", "r3"]

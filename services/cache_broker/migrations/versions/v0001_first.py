@@ -170,9 +170,23 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("entry", "worker", name=op.f("pk_replicas")),
     )
     op.create_index("ix_replicas_holder", "replicas", ["worker", "epoch"], unique=False)
+    op.create_table(
+        "idempotency",
+        sa.Column("tenant", sa.Text(), nullable=False),
+        sa.Column("key", sa.Text(), nullable=False),
+        sa.Column("body", sa.Text(), nullable=False),
+        sa.Column("request", sa.Text(), nullable=False),
+        sa.Column("sheet", sa.LargeBinary(), nullable=False),
+        sa.Column("expires", sa.DateTime(timezone=True), nullable=False),
+        sa.PrimaryKeyConstraint("tenant", "key", name=op.f("pk_idempotency")),
+        sa.UniqueConstraint("request", name=op.f("uq_idempotency_request")),
+    )
+    op.create_index(op.f("ix_idempotency_expires"), "idempotency", ["expires"], unique=False)
 
 
 def downgrade() -> None:
+    op.drop_index(op.f("ix_idempotency_expires"), table_name="idempotency")
+    op.drop_table("idempotency")
     op.drop_index("ix_replicas_holder", table_name="replicas")
     op.drop_table("replicas")
     op.drop_index(op.f("ix_leases_expires"), table_name="leases")
