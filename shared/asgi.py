@@ -24,6 +24,12 @@ HEAD_S: Final = 15.0
 _BACKLOG: Final = 2048
 
 
+_TWO_LENGTHS: Final = (
+    b'{"error":{"message":"a request with both Content-Length and Transfer-Encoding","type":"invalid_request_error",'
+    b'"param":null,"code":"two_lengths"}}'
+)
+
+
 class _Server(uvicorn.Server):
     """uvicorn that leaves signals alone."""
 
@@ -71,6 +77,34 @@ class _Connection(H11Protocol):
             self._late = None
 
 
+def one_length(app: Callable[..., Any]) -> Application:
+    """`app`, which never sees a request that tells its length in two ways.
+
+    A proxy that believes the other one takes part of the body for the next request, and the next caller gets its answer
+    (request smuggling). Refused with 400, and the connection ends. Differing Content-Lengths the parser refuses so itself.
+    """
+
+    async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            names = {name for name, _ in scope["headers"]}
+            if b"content-length" in names and b"transfer-encoding" in names:
+                await _refuse_two_lengths(send)
+                return
+        await app(scope, receive, send)
+
+    return guarded
+
+
+async def _refuse_two_lengths(send: Send) -> None:
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(_TWO_LENGTHS)).encode()),
+        (b"connection", b"close"),
+    ]
+    await send({"type": "http.response.start", "status": 400, "headers": headers})
+    await send({"type": "http.response.body", "body": _TWO_LENGTHS})
+
+
 def bind(host: str, port: int) -> socket.socket:
     """A listening socket; port 0 takes a free one. Raises Unavailable with the address when it cannot be had."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -102,7 +136,7 @@ async def serve(
     """
     listener = bind(host, port)
     config = uvicorn.Config(
-        app,
+        one_length(app),
         http=type("_Connection", (_Connection,), {"head_s": head_s}),
         log_config=None,
         access_log=False,

@@ -65,6 +65,7 @@ class CommonSettings(Settings):
     database_url: SecretStr | None = None  # read by the broker and by administration alone
     data_dir: Path = Path("~/.burstline")
     otlp_endpoint: str | None = None  # base URL of an OTLP/HTTP receiver; None = the local trace store
+    trace_sample_ratio: float = Field(default=1.0, ge=0, le=1)
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
 

@@ -20,7 +20,7 @@ from opentelemetry.context import Context
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import SpanLimits, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
-from opentelemetry.sdk.trace.sampling import ALWAYS_ON, ParentBased
+from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Status, StatusCode, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
@@ -178,13 +178,17 @@ def setup(service: str, common: CommonSettings, *, logging: bool = True) -> Tele
         exporter: SpanExporter = StoreExporter(TraceStore(common.data_dir / TRACES_FILE))
     else:
         exporter = _otlp(common.otlp_endpoint)
-    return build(service, exporter)
+    return build(service, exporter, sample_ratio=common.trace_sample_ratio)
 
 
-def build(service: str, exporter: SpanExporter | None) -> Telemetry:
-    """Telemetry with a given exporter; None keeps spans (for contexts and ids) and exports nothing."""
+def build(service: str, exporter: SpanExporter | None, *, sample_ratio: float = 1.0) -> Telemetry:
+    """Telemetry with a given exporter; None keeps spans (for contexts and ids) and exports nothing.
+
+    `sample_ratio` of the traces that begin here are kept; one that came with a message or a caller is kept or not as
+    its flag says, so that a trace is whole or not there.
+    """
     provider = TracerProvider(
-        sampler=ParentBased(ALWAYS_ON),
+        sampler=ParentBased(TraceIdRatioBased(sample_ratio)),
         resource=Resource({"service.name": service}),
         span_limits=SpanLimits(max_attributes=64, max_events=64, max_links=16, max_attribute_length=4096),
         shutdown_on_exit=False,

@@ -68,3 +68,40 @@ async def test_a_long_answer_is_not_hurried_and_the_connection_serves_again() ->
             app.asked.clear()
             app.go.clear()
         writer.close()
+
+
+CHUNKED = b"Transfer-Encoding: chunked\r\n"
+SMUGGLED = b"GET /smuggled HTTP/1.1\r\nHost: here\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        b"Content-Length: 5\r\n" + CHUNKED,
+        CHUNKED + b"Content-Length: 5\r\n",
+        b"Content-Length: 5\r\nContent-Length: 6\r\n",
+        b"Content-Length: 5, 6\r\n",
+        CHUNKED + CHUNKED,
+    ],
+)
+async def test_a_request_with_two_lengths_is_refused_and_nothing_after_it_is_read(lengths: bytes) -> None:
+    app = Slow()
+    app.go.set()
+    async with serve(app) as port, asyncio.timeout(LIMIT_S):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"POST / HTTP/1.1\r\nHost: here\r\n" + lengths + b"\r\n0\r\n\r\n" + SMUGGLED)
+        answer = await reader.read()  # to the end: the connection is closed
+        writer.close()
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert answer.count(b"HTTP/1.1") == 1
+    assert not app.asked.is_set()
+
+
+async def test_a_length_told_twice_alike_is_one_length() -> None:
+    app = Slow()
+    app.go.set()
+    async with serve(app) as port, asyncio.timeout(LIMIT_S):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"POST / HTTP/1.1\r\nHost: here\r\nContent-Length: 1\r\nContent-Length: 1\r\n\r\n.")
+        assert (await reader.readuntil(b"ok")).startswith(b"HTTP/1.1 200")
+        writer.close()

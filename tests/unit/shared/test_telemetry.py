@@ -57,6 +57,24 @@ def test_fr_117_a_span_over_the_queue_has_the_senders_trace(recorded: Recorded) 
     assert telemetry.trace_id(tool.extract(headers)) == headers["traceparent"].split("-")[1]
 
 
+@pytest.mark.parametrize(("ratio", "flag", "kept"), [(0.0, "01", True), (1.0, "00", False)])
+def test_fr_121_the_ratio_is_for_traces_that_begin_here_and_others_keep_their_flag(
+    ratio: float, flag: str, kept: bool
+) -> None:
+    tool = telemetry.build("test", None, sample_ratio=ratio)
+    with tool.span("ours") as ours:
+        assert sampled(tool.headers(ours)) is bool(ratio)  # the verdict travels
+    with tool.span("theirs", tool.extract({"traceparent": PARENT[:-2] + flag})) as theirs:
+        assert sampled(tool.headers(theirs)) is kept
+        assert theirs.is_recording() is kept
+    tool.shutdown()
+
+
+def sampled(headers: dict[str, str]) -> bool:
+    """The flag; others stand in the same byte."""
+    return bool(int(headers["traceparent"].rpartition("-")[2], 16) & 1)
+
+
 @pytest.mark.parametrize("name", ["traceparent", "Traceparent", "TRACEPARENT"])
 def test_fr_117_a_callers_context_is_taken_in_any_case(recorded: Recorded, name: str) -> None:
     assert telemetry.trace_id(recorded.telemetry.extract({name: PARENT})) == "ab" * 16
