@@ -132,7 +132,7 @@ def trace(*, tenants: int = TENANTS, turns: int = TURNS, branches: int = BRANCHE
 
 
 def _tenant(writer: _Writer, tenant: int, turns: int, branches: int) -> Iterator[Ask]:
-    head = [{"role": "system", "content": _Conversation("system")._text(180, 180)}]
+    head = [{"role": "system", "content": _Conversation("system")._text(300, 300)}]
     trunk = _Conversation("trunk", head)
     for turn in range(min(BRANCH_AT, turns)):
         yield from _turn(writer, trunk, tenant, f"trunk/{turn}", turn)

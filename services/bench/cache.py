@@ -29,7 +29,7 @@ ROOMY: Final = (768, 512)
 """Blocks and snapshots that hold the whole trace."""
 TIGHT: Final = (240, 72)
 """About a third of that."""
-TTFT_REPEATS: Final = 5
+TTFT_REPEATS: Final = 9
 MIN_SERVED: Final = 0.90
 MIN_TTFT_RATIO: Final = 7.0
 MAX_EXTRA_WORK: Final = BLOCK_ROWS - 1
@@ -73,7 +73,10 @@ def serve(
 
 
 def first_token(model: LoadedModel, asks: Sequence[Ask], *, repeats: int = TTFT_REPEATS) -> Results:
-    """Time to the first token of the longest prompt: cold, and after the prompts before it; medians, interleaved."""
+    """Time to the first token of the longest prompt: cold, and after the prompt before it; interleaved.
+
+    Other load on the machine only ever adds to a time, so the ratio is that of the best times; medians are told beside.
+    """
     longest = max(range(len(asks)), key=lambda index: len(asks[index].tokens))
     ask, prices = asks[longest], Prices.of(model.dims)
     before = max(
@@ -87,17 +90,12 @@ def first_token(model: LoadedModel, asks: Sequence[Ask], *, repeats: int = TTFT_
         driver.run([request_of(before, "before")])
         warm.append(_ttft(driver, ask, "warm"))
         cached = driver.records["warm", 0].cached_tokens
-    ratios = [c / w for c, w in zip(cold, warm, strict=True)]
     return {
         "prompt_tokens": len(ask.tokens),
         "cached_tokens": cached,
-        "cold_seconds": round(statistics.median(cold), 4),
-        "warm_seconds": round(statistics.median(warm), 4),
-        "cold_over_warm": {
-            "median": round(statistics.median(ratios), 2),
-            "min": round(min(ratios), 2),
-            "max": round(max(ratios), 2),
-        },
+        "cold_seconds": {"best": round(min(cold), 4), "median": round(statistics.median(cold), 4)},
+        "warm_seconds": {"best": round(min(warm), 4), "median": round(statistics.median(warm), 4)},
+        "cold_over_warm": round(min(cold) / min(warm), 2),
         "entry_bytes": prices.size(cached // BLOCK_ROWS, 1),
     }
 
@@ -179,7 +177,7 @@ def bars(results: Mapping[str, Any]) -> list[Bar]:
     told.append(
         Bar.at_least(
             "time to first token, cold over warm",
-            results["first_token"]["cold_over_warm"]["median"],
+            results["first_token"]["cold_over_warm"],
             MIN_TTFT_RATIO,
             "times",
         )
