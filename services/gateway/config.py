@@ -51,6 +51,8 @@ class GatewaySettings(Settings):
     queue_deadline_s: float = Field(default=60.0, gt=0)
     quiet_s: float = Field(default=2.0, gt=0)
     """A stream without a live frame for this long is checked against the journal."""
+    journal_stuck_s: float = Field(default=60.0, gt=0)
+    """A worker whose messages are heard for this long and never stored: the request ends with an error."""
     terminal_wait_s: float = Field(default=2.0, gt=0)
     """After a stop string: how long to wait for the worker's terminal, which holds the telemetry."""
     broker_timeout_s: float = Field(default=3.0, gt=0)

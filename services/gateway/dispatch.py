@@ -20,7 +20,7 @@ from typing import Final, Literal
 
 from services.gateway.config import GatewaySettings
 from services.gateway.orphans import OrphanWatch
-from services.gateway.reader import End, News, TokenReader
+from services.gateway.reader import Claimed, End, News, TokenReader
 from services.gateway.routing import Route
 from services.gateway.workers import Fleet
 from shared.clock import Clock
@@ -56,6 +56,7 @@ class Generation:
         self._reader: Final = reader
         self._settings: Final = dispatcher.settings
         self._clock: Final = dispatcher.clock
+        self._claimed = False  # as heard live: the journal may have refused it
         self._started = False
         self._orphans: Final = dispatcher.orphan_watch(request)
         self.ended = False
@@ -67,17 +68,19 @@ class Generation:
         Raises:
             Overloaded: no worker took it within the queue deadline (FR-108).
             DeadlineExceeded: its own deadline passed.
+            Overloaded: what its worker sends cannot be stored.
             Unavailable: the queue is away, or the workers are gone for good.
         """
         queue_until = self._clock.monotonic_ns() + int(self._settings.queue_deadline_s * 1e9)
         while not self.ended:
             news = await self._reader.next(self._patience(queue_until))
             if news is not None:
-                self._started = True
+                self._claimed = True
+                self._started = self._started or not isinstance(news, Claimed)
                 self.ended = isinstance(news, End)
                 yield news
             else:
-                self._check_deadlines(queue_until)
+                await self._check_deadlines(queue_until)
                 await self._watch()
 
     async def terminal(self, within_s: float) -> Terminal | None:
@@ -95,7 +98,7 @@ class Generation:
     def _patience(self, queue_until: int) -> float:
         """Seconds until the next deadline."""
         left = [(self.request.deadline_ns - self._clock.wall_ns()) / 1e9]
-        if not self._started:
+        if not self._claimed:
             left.append((queue_until - self._clock.monotonic_ns()) / 1e9)
         return max(0.0, min(*left, _WATCH_S))
 
@@ -124,15 +127,24 @@ class Generation:
         )
         self._worker = None
 
-    def _check_deadlines(self, queue_until: int) -> None:
+    async def _check_deadlines(self, queue_until: int) -> None:
         if self._clock.wall_ns() >= self.request.deadline_ns:
             self.cancel("deadline")
             raise DeadlineExceeded("the request's deadline passed")
-        if not self._started and self._clock.monotonic_ns() >= queue_until:
+        if self._clock.monotonic_ns() >= queue_until and not await self._begun():
             self.cancel("deadline")
             raise Overloaded(
                 f"no worker took the request within {self._settings.queue_deadline_s:g} s", retry_after_s=5
             )
+
+    async def _begun(self) -> bool:
+        """Whether a worker has it: a claim counts once the journal holds it. While that cannot be read, it is believed."""
+        if self._claimed and not self._started:
+            try:
+                self._started = await self._reader.journalled()
+            except Unavailable:
+                return True
+        return self._started
 
     def stop(self, choice: int | None, offset: int) -> None:
         """A stop string is complete: `offset` tokens of the choice count."""
@@ -174,7 +186,13 @@ class Dispatcher:
         Raises:
             Unavailable, Overloaded, PayloadTooLarge: it could not be enqueued.
         """
-        reader = await TokenReader.open(self._transport, request, self.clock, quiet_s=self.settings.quiet_s)
+        reader = await TokenReader.open(
+            self._transport,
+            request,
+            self.clock,
+            quiet_s=self.settings.quiet_s,
+            stuck_s=self.settings.journal_stuck_s,
+        )
         self._readers.add(reader)
         generation = Generation(self, request, reader, route, self.headers(request, parent))
         try:

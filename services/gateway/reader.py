@@ -11,6 +11,7 @@ import logging
 from collections import deque
 from typing import Final
 
+from services.gateway.storing import StorageWatch
 from shared.clock import Clock
 from shared.errors import BurstlineError, ProtocolError, Unavailable
 from shared.protocol import codec, stream, subjects
@@ -37,12 +38,15 @@ class TokenReader:
         clock: Clock,
         *,
         quiet_s: float,
+        stuck_s: float,
     ) -> None:
+        """`quiet_s`: without a live message for so long the journal is looked at; `stuck_s`: see `StorageWatch`."""
         self._transport: Final = transport
         self._subject: Final = subjects.tokens(request.request_id)
         self._subscription: Final = subscription
         self._clock: Final = clock
         self._quiet_s: Final = quiet_s
+        self._storing: Final = StorageWatch(clock, quiet_s=quiet_s, limit_s=stuck_s)
         self._state = stream.begin(request.request_id, choices=request.choices, max_tokens=request.max_tokens)
         self._news: deque[News] = deque()
         self._reads: deque[ReadJournal | ReadLast] = deque()
@@ -51,11 +55,11 @@ class TokenReader:
 
     @classmethod
     async def open(
-        cls, transport: Transport, request: GenerateRequest, clock: Clock, *, quiet_s: float
+        cls, transport: Transport, request: GenerateRequest, clock: Clock, *, quiet_s: float, stuck_s: float
     ) -> TokenReader:
         """Subscribe; when this returns no later frame is missed. Raises Unavailable."""
         subscription = await transport.subscribe(subjects.tokens(request.request_id))
-        return cls(transport, request, subscription, clock, quiet_s=quiet_s)
+        return cls(transport, request, subscription, clock, quiet_s=quiet_s, stuck_s=stuck_s)
 
     async def next(self, timeout_s: float) -> News | None:
         """The next news, or None after `timeout_s`.
@@ -63,6 +67,7 @@ class TokenReader:
         Raises:
             Unavailable: the connection is closed.
             ProtocolError: the stream contradicts itself; nothing more of it is relayed.
+            Overloaded: what the worker sends cannot be stored.
             BurstlineError: what `abort` was given.
         """
         until = self._clock.monotonic_ns() + int(timeout_s * 1e9)
@@ -87,8 +92,10 @@ class TokenReader:
                 raise
             return  # closed by `abort`
         decoded = None if message is None else _decode(message)
-        if decoded is not None:
+        if message is not None and decoded is not None:
             self._take(stream.step(self._state, decoded))
+            if self._storing.heard(message.data, claim=isinstance(decoded, Started)):
+                self._take(stream.ask(self._state))
         lost, self._dropped = self._subscription.dropped > self._dropped, self._subscription.dropped
         if lost or (message is None and timeout_s >= self._quiet_s):
             self._take(stream.ask(self._state))
@@ -103,6 +110,7 @@ class TokenReader:
                     await self._read_journal(after)
                 case ReadLast():
                     await self._read_last()
+            self._storing.check()
         except Unavailable as error:
             _log.warning("%s cannot be read now: %s", self._subject, error.code)
             await asyncio.sleep(min(_RETRY_S, left_s))
@@ -113,6 +121,7 @@ class TokenReader:
         while stored := await self._transport.read(JOURNAL.name, self._subject, after=after, limit=_PAGE):
             for message in stored:
                 after = message.sequence
+                self._storing.found(after, message.data)
                 decoded = _decode(message)
                 if decoded is not None:
                     self._take(stream.step(self._state, decoded, message.sequence))
@@ -120,8 +129,18 @@ class TokenReader:
                 break
         self._take(stream.read_done(self._state))
 
-    async def _read_last(self) -> None:
+    async def journalled(self) -> bool:
+        """Whether the journal holds anything of the request; what was heard live may have been refused. Raises Unavailable."""
+        return self._storing.journalled or await self._last() is not None
+
+    async def _last(self) -> Received | None:
         last = await self._transport.last(JOURNAL.name, self._subject)
+        if last is not None:
+            self._storing.found(last.sequence, last.data)
+        return last
+
+    async def _read_last(self) -> None:
+        last = await self._last()
         decoded = None if last is None else _decode(last)
         sequence = 0 if last is None else last.sequence
         self._take(stream.confirm(self._state, decoded, sequence))
