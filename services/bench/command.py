@@ -116,15 +116,19 @@ def _cache_table(results: CacheResults) -> Table:
     return table
 
 
+def _shown(ratio: dict[str, float], *, plain: bool) -> str:
+    return "1" if plain else f"{ratio['median']:.2f} [{ratio['min']:.2f}, {ratio['max']:.2f}]"
+
+
 def _table(results: Results) -> Table:
     table = Table(title="Speculation against plain decode", title_justify="left")
     for name in ("load", "drafter"):
         table.add_column(name, no_wrap=True)
-    for name in ("tokens a verify", "forwards a token", "acceptance", "tokens/s", "speed-up"):
+    for name in ("tokens a verify", "forwards a token", "acceptance", "tokens/s", "speed-up", "in CPU time"):
         table.add_column(name, justify="right")
     for load, drafters in results.items():
         for number, (drafter, figures) in enumerate(drafters.items()):
-            ratio = figures["speed_up_over_plain"]
+            wall, cpu = figures["speed_up_over_plain"], figures["cpu_speed_up_over_plain"]
             table.add_row(
                 load if number == 0 else "",
                 drafter,
@@ -132,9 +136,7 @@ def _table(results: Results) -> Table:
                 f"{figures['trunk_forwards_per_token']:.3f}",
                 " ".join(f"{value:.2f}"[1:] for value in figures["acceptance_by_position"]),
                 f"{figures['tokens_per_second']['median']:.0f}",
-                "1"
-                if drafter == PLAIN
-                else f"{ratio['median']:.2f} [{ratio['min']:.2f}, {ratio['max']:.2f}]",
+                *(_shown(one, plain=drafter == PLAIN) for one in (wall, cpu)),
                 end_section=number == len(drafters) - 1,
             )
     return table

@@ -15,6 +15,7 @@ class Pass:
     streams: tuple[tuple[int, ...], ...]  #: the tokens, to be compared with those of the baseline
     decode_tokens: int  #: tokens that bursts delivered
     decode_seconds: float
+    cpu_rate: float  #: tokens a second of processor time, over steps that only decode
     wall_seconds: float  #: with admission and prefill
     forwards: int  #: batched trunk forwards of decode
     rounds: int  #: verified sequences, summed over the forwards
@@ -36,7 +37,6 @@ def summary(passes: Sequence[Pass], baseline: Sequence[Pass]) -> dict[str, Any]:
     """Figures of a drafter's repeats; `baseline[i]` ran beside `passes[i]`."""
     first = passes[0]
     rates = [one.rate for one in passes]
-    speed_ups = [one.rate / plain.rate for one, plain in zip(passes, baseline, strict=True)]
     return {
         "tokens": first.decode_tokens,
         "tokens_per_verify": round(first.tokens_per_verify, 3),
@@ -47,8 +47,19 @@ def summary(passes: Sequence[Pass], baseline: Sequence[Pass]) -> dict[str, Any]:
             for drafted, accepted in zip(first.drafted_at, first.accepted_at, strict=True)
         ],
         "tokens_per_second": spread(rates, 1),
-        "speed_up_over_plain": spread(speed_ups, 3),
+        "tokens_per_cpu_second": spread([one.cpu_rate for one in passes], 1),
+        "speed_up_over_plain": spread(
+            _ratios([one.rate for one in passes], [one.rate for one in baseline]), 3
+        ),
+        "cpu_speed_up_over_plain": spread(
+            _ratios([one.cpu_rate for one in passes], [one.cpu_rate for one in baseline]), 3
+        ),
     }
+
+
+def _ratios(ours: Sequence[float], plain: Sequence[float]) -> list[float]:
+    """Repeat by repeat."""
+    return [one / other for one, other in zip(ours, plain, strict=True)]
 
 
 def spread(values: Sequence[float], digits: int) -> dict[str, float]:

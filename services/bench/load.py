@@ -6,6 +6,8 @@ the budget; when one ends the next begins, so that the batch stays full until th
 
 from __future__ import annotations
 
+import resource
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -98,35 +100,51 @@ class _Forwards(Faults):
 
 
 def measure(model: LoadedModel, load: Load, arm: Arm) -> Pass:
-    """Run a load once on a fresh engine whose cache holds the shared prefix."""
+    """Run a load once on a fresh engine whose cache holds the shared prefix; never more than `batch` are in the engine.
+
+    Steps that prime are left out of the processor time: it is of decode alone.
+    """
     forwards = _Forwards()
     engine = _engine(model, load.batch, arm.policy, forwards)
     requests = load.requests(arm.drafting, model.eos_ids)
     _warm(engine, requests)
-    driver = Driver(engine)
+    driver, queue = Driver(engine), deque(requests)
     forwards.count, began = 0, SYSTEM.monotonic_ns()
-    for request in requests:
-        driver.submit(request)
     spans: set[tuple[int, int]] = set()
-    tokens = 0
-    while engine.has_work():
-        for event in driver.step():
-            if isinstance(event, Burst):
-                spans.add((event.start_ns, event.end_ns))
-                tokens += len(event.tokens)
-    wall_ns = SYSTEM.monotonic_ns() - began
+    tokens, cpu_tokens, cpu_seconds = 0, 0, 0.0
+    while queue or engine.has_work():
+        stats = engine.stats()
+        for _ in range(load.batch - stats.waiting - stats.priming - stats.decoding):
+            if queue:
+                driver.submit(queue.popleft())
+        stats = engine.stats()
+        started = _cpu_seconds()
+        bursts = [event for event in driver.step() if isinstance(event, Burst)]
+        told = sum(len(burst.tokens) for burst in bursts)
+        tokens += told
+        if not stats.waiting and not stats.priming:
+            cpu_seconds += _cpu_seconds() - started
+            cpu_tokens += told
+        spans.update((burst.start_ns, burst.end_ns) for burst in bursts)
     records = [driver.records[request.key] for request in requests]
-    told = [record.end.telemetry for record in records]
+    counters = [record.end.telemetry for record in records]
     return Pass(
         streams=tuple(tuple(record.tokens) for record in records),
         decode_tokens=tokens,
         decode_seconds=sum(end - start for start, end in spans) / 1e9,
-        wall_seconds=wall_ns / 1e9,
+        cpu_rate=cpu_tokens / cpu_seconds,
+        wall_seconds=(SYSTEM.monotonic_ns() - began) / 1e9,
         forwards=forwards.count,
-        rounds=sum(one.rounds for one in told),
-        drafted_at=by_position([one.drafted_at for one in told]),
-        accepted_at=by_position([one.accepted_at for one in told]),
+        rounds=sum(one.rounds for one in counters),
+        drafted_at=by_position([one.drafted_at for one in counters]),
+        accepted_at=by_position([one.accepted_at for one in counters]),
     )
+
+
+def _cpu_seconds() -> float:
+    """Processor time of this process: what other processes take of the machine is not in it."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
 
 
 def _engine(model: LoadedModel, batch: int, policy: Policy, forwards: _Forwards) -> WatchedEngine:

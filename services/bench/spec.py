@@ -64,16 +64,21 @@ def run_spec(
 
 
 def bars(results: Results) -> list[Bar]:
-    """Speculation must pay for itself where one stream runs alone; that streams are equal was a condition."""
+    """Speculation must pay for itself where one stream runs alone; that streams are equal was a condition.
+
+    Processor time decides, since a busy machine spoils wall time; on a quiet one they agree.
+    """
     found = []
     for name, drafters in results.items():
         if name.endswith("batch 1"):
             best = max(
-                figures["speed_up_over_plain"]["median"]
+                figures["cpu_speed_up_over_plain"]["median"]
                 for drafter, figures in drafters.items()
                 if drafter != PLAIN
             )
-            found.append(Bar.at_least(f"best speed-up over plain decode, {name}", best, 1.0, "x"))
+            found.append(
+                Bar.at_least(f"best speed-up over plain decode in processor time, {name}", best, 1.0, "x")
+            )
     return found
 
 

@@ -17,6 +17,7 @@ PLAIN_PASS = Pass(
     streams=((1, 2), (3, 4)),
     decode_tokens=100,
     decode_seconds=2.0,
+    cpu_rate=60.0,
     wall_seconds=3.0,
     forwards=50,
     rounds=100,
@@ -24,7 +25,13 @@ PLAIN_PASS = Pass(
     accepted_at=(),
 )
 SPEC_PASS = replace(
-    PLAIN_PASS, decode_seconds=1.0, forwards=20, rounds=40, drafted_at=(40, 40), accepted_at=(36, 24)
+    PLAIN_PASS,
+    decode_seconds=1.0,
+    cpu_rate=90.0,
+    forwards=20,
+    rounds=40,
+    drafted_at=(40, 40),
+    accepted_at=(36, 24),
 )
 
 
@@ -33,6 +40,7 @@ def test_speed_up_is_the_median_of_ratios_within_repeats() -> None:
     baseline = [PLAIN_PASS, replace(PLAIN_PASS, decode_seconds=8.0), PLAIN_PASS]
     figures = summary([SPEC_PASS, slow, fast], baseline)
     assert figures["speed_up_over_plain"] == {"median": 2.0, "min": 2.0, "max": 4.0}
+    assert figures["cpu_speed_up_over_plain"] == {"median": 1.5, "min": 1.5, "max": 1.5}
     assert figures["tokens_per_second"]["median"] == 100.0
     assert figures["tokens_per_verify"] == 2.5
     assert figures["trunk_forwards_per_token"] == 0.2
