@@ -18,6 +18,7 @@ from services.gpu_worker.config import WorkerSettings
 from services.gpu_worker.core import Core, Identity, new_epoch
 from services.gpu_worker.host import EngineHost
 from services.gpu_worker.metrics import EngineCollector, WorkerMetrics
+from services.gpu_worker.storing import JournalHealth
 from services.gpu_worker.worker import Worker
 from shared.clock import SYSTEM
 from shared.config import CommonSettings
@@ -44,7 +45,13 @@ class Readiness:
         self.worker: Worker | None = None
 
     def checks(self) -> Mapping[str, Check]:
-        return {"model": self._model, "nats": self._nats, "progress": self._progress, "drain": self._drain}
+        return {
+            "model": self._model,
+            "nats": self._nats,
+            "journal": self._journal,
+            "progress": self._progress,
+            "drain": self._drain,
+        }
 
     async def _model(self) -> str | None:
         if not self._host.loaded:
@@ -53,6 +60,9 @@ class Readiness:
 
     async def _nats(self) -> str | None:
         return None if await self._transport.ready() else "NATS cannot be reached"
+
+    async def _journal(self) -> str | None:
+        return self.worker.pulse.journal_fault if self.worker is not None else None
 
     async def _progress(self) -> str | None:
         if self.worker is not None and self.worker.pulse.stalled:
@@ -145,6 +155,7 @@ async def _work(
         host=host,
         broker=BrokerClient(transport, telemetry, timeout_s=settings.broker_timeout_s),
         metrics=WorkerMetrics(telemetry.registry),
+        storing=JournalHealth(SYSTEM, hold_s=settings.journal_patience_s),
         clock=SYSTEM,
         max_drafts=settings.max_drafts,
     )

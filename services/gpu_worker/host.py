@@ -34,12 +34,13 @@ _EMPTY_STEP_NS: Final = 1_000_000
 _EMPTY_STEP_WAIT_S: Final = 0.01
 
 
+_Answer = Callable[[object, BaseException | None], None]
+
+
 class _Command:
     """A function for the engine thread, and the future that gets its result."""
 
-    def __init__(
-        self, run: Callable[[EngineApi], object], answer: Callable[[object, BaseException | None], None]
-    ) -> None:
+    def __init__(self, run: Callable[[EngineApi], object], answer: _Answer) -> None:
         self.run = run
         self.answer = answer
 
@@ -183,8 +184,11 @@ class EngineHost:
             if self._stopping:
                 self._refuse(commands)
                 return
-            for command in commands:
-                self._answer(command, engine)
+            answers = [self._run(command, engine) for command in commands]
+            if commands:
+                self._observe(engine)  # whoever has the answer finds the picture after it
+            for answer in answers:
+                self._tell(*answer)
             if engine.has_work():
                 self._step(engine, worked=bool(commands))
             self._observe(engine)
@@ -204,13 +208,11 @@ class EngineHost:
             self._commands.clear()
         return commands
 
-    def _answer(self, command: _Command, engine: EngineApi) -> None:
+    def _run(self, command: _Command, engine: EngineApi) -> tuple[_Answer, object, BaseException | None]:
         try:
-            value = command.run(engine)
+            return command.answer, command.run(engine), None
         except Exception as error:  # noqa: BLE001 - belongs to the caller, who awaits it
-            self._tell(command.answer, None, error)
-        else:
-            self._tell(command.answer, value, None)
+            return command.answer, None, error
 
     def _step(self, engine: EngineApi, *, worked: bool) -> None:
         start = self._clock.monotonic_ns()

@@ -33,6 +33,11 @@ class Pulse:
         """Work, and no progress for longer than the stall limit."""
         return self._core.host.quiet_s() >= self._core.settings.stall_limit_s
 
+    @property
+    def journal_fault(self) -> str | None:
+        """Why nothing that is computed here could be answered, or None."""
+        return self._core.storing.fault
+
     async def run(self) -> None:
         """Beat every `heartbeat_s`.
 
@@ -75,7 +80,7 @@ class Pulse:
             vocabulary_size=dims.vocab,
             max_context=min(core.settings.max_context, dims.max_positions),
             speculation=Speculation(drafter=drafter if drafts else "none", k=drafts),
-            ready=core.host.loaded and not self.draining and not self.stalled,
+            ready=core.host.loaded and not self.draining and not self.stalled and not self.journal_fault,
             draining=self.draining,
             running=self._running(),
             waiting=stats.waiting if stats else 0,

@@ -10,6 +10,7 @@ from services.gpu_worker.convert import frame_of
 from services.gpu_worker.core import Core
 from services.gpu_worker.intake import Intake
 from services.gpu_worker.journal import Journal
+from shared.errors import Overloaded, Unavailable
 from shared.protocol.messages import Failure, StreamMessage
 
 
@@ -39,7 +40,13 @@ class Relay:
 
     async def append(self, message: StreamMessage) -> None:
         """Journal a message. Raises what `Journal.append` raises."""
-        await self._writer.append(message)
+        try:
+            await self._writer.append(message)
+        except (Unavailable, Overloaded) as error:
+            if await self._core.transport.ready():
+                self._core.storing.gave_up(error.code)
+            raise
+        self._core.storing.stored()
 
     async def run(self) -> Failure | None:
         """Until the engine told the end of every choice. A failure is a fault in what it told.

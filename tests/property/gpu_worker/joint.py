@@ -37,6 +37,7 @@ from services.gpu_worker.evict import Evictor
 from services.gpu_worker.host import EngineHost
 from services.gpu_worker.metrics import WorkerMetrics
 from services.gpu_worker.publish import Owner, Publisher
+from services.gpu_worker.storing import JournalHealth
 from shared import telemetry
 from shared.clock import ManualClock
 from shared.errors import Unavailable
@@ -156,6 +157,7 @@ class Joint:
             host=cast("EngineHost", self.calls),
             broker=cast("BrokerClient", self.calls),
             metrics=self.metrics,
+            storing=JournalHealth(bench.clock, hold_s=30),
             clock=bench.clock,
             max_drafts=0,
         )

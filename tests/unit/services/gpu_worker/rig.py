@@ -16,6 +16,7 @@ from services.gpu_worker.config import WorkerSettings
 from services.gpu_worker.core import Core, Identity
 from services.gpu_worker.host import EngineHost
 from services.gpu_worker.metrics import WorkerMetrics
+from services.gpu_worker.storing import JournalHealth
 from services.gpu_worker.worker import Worker
 from shared import telemetry
 from shared.clock import ManualClock
@@ -136,6 +137,7 @@ class World:
             host=host,
             broker=BrokerClient(transport, self.telemetry, timeout_s=config.broker_timeout_s),
             metrics=WorkerMetrics(tele.registry),
+            storing=JournalHealth(self.clock, hold_s=config.journal_patience_s),
             clock=self.clock,
             max_drafts=7,
         )

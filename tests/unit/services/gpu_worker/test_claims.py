@@ -7,6 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from services.gpu_worker.app import Readiness
+from services.gpu_worker.storing import JournalHealth
+from shared.clock import ManualClock
+from shared.health import faults
 from shared.lifecycle import TaskDied
 from shared.protocol import codec, subjects
 from shared.protocol.messages import Frame, Started, Terminal, unpack_tokens
@@ -378,3 +382,55 @@ async def test_both_copies_at_one_worker_are_extended_and_acknowledged_together(
         await running.let_go()
         assert (await here.terminal()).attempt == 1
         await until(lambda: here.waiting_items() == 0 and running.worker.room.taken == 0)
+
+
+async def test_a_full_journal_ends_the_computing_and_is_told_as_unready_until_there_is_room() -> None:
+    async with world() as here:
+        running = await here.worker(budget=2, settings={"journal_patience_s": 5.0})
+        await here.enqueue(make_request(clock=here.clock))
+        await _tokens(here, 4)
+        journal = here.server.streams[subjects.JOURNAL.name]
+        size, pulse = journal.spec.max_bytes, running.worker.pulse
+        journal.update(replace(journal.spec, max_bytes=1))
+        await running.let_go()
+
+        def told() -> bool:
+            here.clock.advance(1)
+            return pulse.journal_fault is not None
+
+        await until(told)
+        assert not pulse.heartbeat().ready
+        readiness = Readiness(here.transport, running.core.host)
+        readiness.worker = running.worker
+        reasons = await faults(readiness.checks())
+        assert reasons == {"journal": "the journal takes nothing (overloaded)"}
+        await until(lambda: not running.engine.runs)
+        submitted = len(running.engine.submitted)
+        for _ in range(20):  # tried again, claims only
+            here.clock.advance(1)
+            await running.core.host.call(lambda engine: None)
+        assert len(running.engine.submitted) == submitted
+        journal.update(replace(journal.spec, max_bytes=size))
+
+        def ended() -> bool:
+            here.clock.advance(0.2)
+            return running.worker.room.taken == 0 and here.waiting_items() == 0
+
+        await until(ended)
+        assert pulse.heartbeat().ready
+        assert await here.tokens() == (stream(PROMPT, SEED, 20),)
+
+
+def test_the_fault_of_a_journal_is_believed_for_a_while() -> None:
+    """An unready worker is sent nothing: only a new try tells whether there is room."""
+    clock = ManualClock()
+    health = JournalHealth(clock, hold_s=30)
+    assert health.fault is None
+    health.gave_up("overloaded")
+    clock.advance(29)
+    assert health.fault is not None
+    clock.advance(1)
+    assert health.fault is None
+    health.gave_up("overloaded")
+    health.stored()
+    assert health.fault is None

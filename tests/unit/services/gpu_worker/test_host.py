@@ -179,3 +179,13 @@ async def test_progress_is_work_done_and_not_steps_taken() -> None:
         stuck.set()
         await until(lambda: any(isinstance(event, Finished) for event in events))
         await until(lambda: host.quiet_s() == 0.0)
+
+
+async def test_whoever_has_a_command_s_answer_finds_the_picture_after_it() -> None:
+    """An idle engine is scraped too, and a publish or an eviction changed its pools."""
+    engine = ScriptedEngine(clock=ManualClock())
+    async with _host(engine, []) as host:
+        for count in range(1, 50):
+            await host.call(lambda _, count=count: engine.entries.update({bytes([count]): 64}))  # type: ignore[misc]
+            assert host.stats is not None
+            assert host.stats.entries == count
