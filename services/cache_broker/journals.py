@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry, Counter
 
 from shared.clock import Clock
 from shared.errors import BurstlineError
+from shared.outage import Outage
 from shared.protocol import subjects
 from shared.protocol.messages import Terminal
 from shared.transport.base import Transport
@@ -51,12 +52,14 @@ class Journals:
 
     async def run(self) -> None:
         """Until cancelled; an outage of the queue is waited out."""
+        outage = Outage(_log, "cuts of journals")
         while True:
             await asyncio.sleep(TICK_S)
             try:
-                await self.cut()
+                if await self.cut():
+                    outage.worked()
             except BurstlineError as error:
-                _log.warning("journals are cut later: %s", error.message)
+                outage.failed(error.message)
 
     async def cut(self) -> int:
         """Cut what is due; returns how many. Raises Unavailable; what was not cut stays due."""

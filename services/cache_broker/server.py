@@ -13,7 +13,8 @@ from services.cache_broker import presence
 from services.cache_broker.database import Database, Work
 from services.cache_broker.handlers import Handlers
 from shared.clock import Clock
-from shared.errors import BurstlineError
+from shared.errors import BurstlineError, ProtocolError
+from shared.outage import Outage
 from shared.protocol import codec, subjects
 from shared.protocol.messages import BrokerCall, Heartbeat
 from shared.telemetry import Telemetry, attached
@@ -57,15 +58,19 @@ async def hear(
     heartbeats: Subscription, database: Database, clock: Clock, *, new_epoch: Callable[[], Awaitable[None]]
 ) -> None:
     """Note heartbeats until cancelled. `new_epoch` runs after one that replaces a worker's older epoch."""
+    outage = Outage(_log, "notes of heartbeats")
     async for received in heartbeats:
         try:
             beat = codec.decode_as(Heartbeat, received.data)
             if await database.run(_noter(beat, clock)):
                 _log.info("worker %s began a new epoch: its old entries are gone", beat.worker_id)
                 await new_epoch()
+            outage.worked()
+        except ProtocolError as error:
+            _log.warning("a heartbeat cannot be read: %s", error.message)
         except BurstlineError as error:
             # The next beat is two seconds away; an outage must not end the listening.
-            _log.warning("a heartbeat was not noted: %s", error.message)
+            outage.failed(error.message)
             await asyncio.sleep(RETRY_S)
 
 

@@ -20,6 +20,7 @@ from services.cache_broker import idempotency
 from services.cache_broker.database import Database
 from services.cache_broker.models import Usage
 from shared.errors import BurstlineError, Overloaded, ProtocolError, Unavailable
+from shared.outage import Outage
 from shared.protocol import codec
 from shared.protocol.messages import Terminal
 from shared.transport.base import Delivery, PullConsumer
@@ -53,12 +54,15 @@ class Settler:
 
     async def run(self, consumer: PullConsumer) -> None:
         """Until cancelled. Time-outs and outages are waited out; the messages stay in the stream."""
+        outage = Outage(_log, "settlements")
         while True:
             try:
                 deliveries = await consumer.fetch(limit=FETCH, timeout=WAIT_S)
                 await self.settle(deliveries)
+                if deliveries:  # an empty fetch asks nothing of the database
+                    outage.worked()
             except BurstlineError as error:
-                _log.warning("settling waits: %s", error.message)
+                outage.failed(error.message)
                 await asyncio.sleep(RETRY_S)
 
     async def settle(self, deliveries: list[Delivery]) -> None:

@@ -23,6 +23,7 @@ from services.cache_broker.hearing import Hearing
 from services.cache_broker.models import Entry, LeaseRow, LedgerRow, Replica
 from shared.clock import Clock
 from shared.errors import BurstlineError
+from shared.outage import Outage
 from shared.transport.base import Transport
 
 BATCH: Final = 256
@@ -50,13 +51,15 @@ class Sweeper:
 
     async def run(self, transport: Transport) -> None:
         """Until cancelled; an outage of the database is waited out."""
+        outage = Outage(_log, "sweeps")
         while True:
             await asyncio.sleep(self._settings.sweep_interval_s)
             try:
                 await self.sweep(hearing=await transport.ready())
+                outage.worked()
             except BurstlineError as error:
                 self._hearing.tick(heard=False)  # heartbeats could not be noted either
-                _log.warning("sweep waits: %s", error.message)
+                outage.failed(error.message)
 
     async def sweep(self, *, hearing: bool) -> None:
         """One round. `hearing` = heartbeats could come in since the last round."""

@@ -14,6 +14,7 @@ from typing import Final
 from services.gateway.storing import StorageWatch
 from shared.clock import Clock
 from shared.errors import BurstlineError, ProtocolError, Unavailable
+from shared.outage import Outage
 from shared.protocol import codec, stream, subjects
 from shared.protocol.messages import Frame, GenerateRequest, Started, StreamMessage, Terminal
 from shared.protocol.stream import Action, Alarm, Claimed, Emit, End, ReadJournal, ReadLast
@@ -21,6 +22,7 @@ from shared.protocol.subjects import JOURNAL
 from shared.transport.base import Received, Subscription, Transport
 
 _log = logging.getLogger(__name__)
+_outage: Final = Outage(_log, "reads of journals")  # all readers have one server
 _PAGE: Final = 256
 _RETRY_S: Final = 0.25
 
@@ -112,9 +114,10 @@ class TokenReader:
                     await self._read_last()
             self._storing.check()
         except Unavailable as error:
-            _log.warning("%s cannot be read now: %s", self._subject, error.code)
+            _outage.failed(error.code)
             await asyncio.sleep(min(_RETRY_S, left_s))
             return
+        _outage.worked()
         self._reads.popleft()
 
     async def _read_journal(self, after: int) -> None:

@@ -12,6 +12,7 @@ from typing import Final
 from services.gateway.broker import Broker
 from services.gateway.workers import Crew
 from shared.errors import BurstlineError
+from shared.outage import Outage
 from shared.protocol import chain, subjects
 from shared.protocol.messages import EntryRef, GenerateRequest, Lookup, LookupReply, unpack_tokens
 from shared.telemetry import Parent
@@ -53,6 +54,7 @@ class Router:
         self._broker: Final = broker
         self._timeout_s: Final = timeout_s
         self._max_waiting: Final = max_waiting
+        self._outage: Final = Outage(_log, "lookups")
 
     async def route(self, request: GenerateRequest, crew: Crew, parent: Parent) -> Route:
         """Where `request` goes. Never raises for a fault of the lookup."""
@@ -67,9 +69,10 @@ class Router:
             try:
                 reply = await self._broker.call(call, LookupReply, timeout_s=self._timeout_s, parent=parent)
                 entry = reply.entry
+                self._outage.worked()
             except BurstlineError as error:
                 fault = error.code
-                _log.warning("a lookup failed (%s); the request goes the cold way", error.code)
+                self._outage.failed(error.code)
         route = choose(request, crew, entry, max_waiting=self._max_waiting)
         if fault is not None:
             return Route(subject=route.subject, reason=f"lookup_{fault}", position=0)

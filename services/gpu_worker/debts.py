@@ -14,6 +14,7 @@ import msgspec
 from services.gpu_worker.broker import BrokerRefused
 from services.gpu_worker.core import Core
 from shared.errors import Unavailable
+from shared.outage import Outage
 from shared.protocol.messages import Abort, Done, Freed, Reserve, ReserveReply, Withdraw, WithdrawReply
 from shared.telemetry import Parent
 
@@ -36,6 +37,7 @@ class Debts:
         """The value says whether the broker let the key go before."""
         self._reserved: dict[bytes, Reserve] = {}
         self._due_ns = 0
+        self._outage = Outage(log, "messages to the broker about free entries", clock=core.clock)
 
     def __len__(self) -> int:
         return len(self._freed) + len(self._reserved)
@@ -72,8 +74,9 @@ class Debts:
                 await self._take_back(call, parent)
             await self._tell_freed(parent)
         except (Unavailable, BrokerRefused) as error:
-            log.warning("the broker could not be told of %d entries (%s)", len(self), error.code)
+            self._outage.failed(error.code)
             return False
+        self._outage.worked()
         return True
 
     async def _take_back(self, call: Reserve, parent: Parent) -> None:

@@ -20,6 +20,7 @@ from services.gpu_worker.broker import BrokerRefused
 from services.gpu_worker.core import Core
 from services.gpu_worker.debts import Debts
 from shared.errors import Unavailable
+from shared.outage import Outage
 from shared.protocol.messages import Reserve, Withdraw, WithdrawReply
 from shared.telemetry import Parent
 
@@ -40,6 +41,7 @@ class Evictor:
         self._lingering: dict[bytes, bool] = {}
         """To be evicted, but in use by the engine when it was asked; the value says whether the broker let it go."""
         self._debts = Debts(core)
+        self._outage = Outage(log, "withdrawals", clock=core.clock)
 
     @property
     def owed(self) -> int:
@@ -124,9 +126,10 @@ class Evictor:
         try:
             free = (await self._withdraw(keys, None)).withdrawn
         except (Unavailable, BrokerRefused):
-            log.warning("the broker is away: %d entries are evicted and owed to it", len(keys))
+            self._outage.failed("what is evicted meanwhile is owed to the broker")
             await self._evict(dict.fromkeys(keys, False), reason="pressure")
         else:
+            self._outage.worked()
             await self._evict(dict.fromkeys(free, True), reason="pressure")
             await self._debts.pay(None)
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from shared.errors import BurstlineError
+from shared.outage import Outage
 from shared.transport.base import Delivery, PullConsumer
 
 log = logging.getLogger(__name__)
@@ -67,6 +68,8 @@ class Puller:
         self._wait_s = wait_s
         self._polls: dict[asyncio.Task[list[Delivery]], int] = {}
         self._stop = asyncio.Event()
+        self._failing: set[PullConsumer] = set()
+        self._outage = Outage(log, "pulls of work")
 
     def stop(self) -> None:
         """Pull no more; `run` returns when the polls under way are over."""
@@ -128,11 +131,16 @@ class Puller:
 
     async def _fetch(self, consumer: PullConsumer, *, limit: int, wait_s: float) -> list[Delivery]:
         try:
-            return await consumer.fetch(limit=limit, timeout=wait_s)
+            deliveries = await consumer.fetch(limit=limit, timeout=wait_s)
         except BurstlineError as error:
-            log.warning("pulling failed (%s); trying again", error.code)
+            self._failing.add(consumer)
+            self._outage.failed(error.code)
             await asyncio.sleep(_FAULT_PAUSE_S)
             return []
+        self._failing.discard(consumer)
+        if not self._failing:
+            self._outage.worked()
+        return deliveries
 
     async def _accept(self, deliveries: Sequence[Delivery]) -> None:
         for delivery in deliveries:

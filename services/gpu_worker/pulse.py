@@ -9,6 +9,7 @@ from typing import Final
 
 from services.gpu_worker.core import Core
 from shared.errors import BurstlineError, EngineFault
+from shared.outage import Outage
 from shared.protocol import codec, subjects
 from shared.protocol.messages import Heartbeat, Speculation
 
@@ -26,6 +27,7 @@ class Pulse:
         self._running = running
         self._after_silence = after_silence
         self._heard_ns = core.clock.monotonic_ns()
+        self._outage = Outage(log, "heartbeats", clock=core.clock)
         self.draining = False
 
     @property
@@ -57,10 +59,11 @@ class Pulse:
         try:
             await self._core.transport.publish(subject, codec.encode(self.heartbeat()))
         except BurstlineError as error:
-            log.warning("no heartbeat could be sent (%s)", error.code)
+            self._outage.failed(error.code)
             return
         # A connection that is away takes the beat all the same; only a round trip tells.
         if await self._core.transport.ready():
+            self._outage.worked()
             now = self._core.clock.monotonic_ns()
             silence_s, self._heard_ns = (now - self._heard_ns) / 1e9, now
             if silence_s > _SILENT_BEATS * self._core.settings.heartbeat_s:

@@ -24,6 +24,7 @@ from services.gpu_worker.pull import Puller, Room
 from services.gpu_worker.pulse import Pulse
 from shared.errors import BurstlineError, ProtocolError
 from shared.lifecycle import Drain, Supervisor
+from shared.outage import Outage
 from shared.protocol import codec, subjects
 from shared.protocol.messages import (
     AuditCall,
@@ -53,6 +54,7 @@ class Worker:
         self._tasks: dict[asyncio.Task[str], Attempt | None] = {}
         self._numbers = itertools.count(1)
         self._busy = asyncio.Event()
+        self._outage = Outage(log, "extensions of claims", clock=core.clock)
         core.host.deliver_to(self.on_events)
         self.epochs = Epochs(core, self.evictor, beat=lambda: self.pulse.beat())
         self.pulse = Pulse(core, running=lambda: self.room.taken, after_silence=self.epochs.doubt)
@@ -226,6 +228,7 @@ class Worker:
 
     async def keep_claims(self) -> None:
         """One turn: extend the claims of all requests that make progress."""
+        fault: str | None = None
         for attempt in list(self._attempts.values()):
             try:
                 if not await attempt.keep():
@@ -234,4 +237,8 @@ class Worker:
                     )
                     self._core.metrics.stalls.inc()
             except BurstlineError as error:
-                log.warning("a claim could not be extended (%s)", error.code)
+                fault = error.code
+        if fault is not None:
+            self._outage.failed(fault)
+        elif self._attempts:
+            self._outage.worked()

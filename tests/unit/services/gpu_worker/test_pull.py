@@ -118,6 +118,19 @@ async def test_the_end_starts_nothing_and_leaves_no_poll(limit: int) -> None:
     assert late.ended == "nak"
 
 
+async def test_an_outage_of_all_queues_is_told_once_and_over_when_the_last_is_back(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    queues = [_Queue(), _Queue()]
+    queues[0].faults, queues[1].faults = 1, 3
+    desk = _Desk(2, queues)
+    with caplog.at_level("INFO", logger="services.gpu_worker.pull"):
+        await until(lambda: len(caplog.records) >= 2)
+    await desk.end()
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
+    assert caplog.records[1].getMessage().endswith("and 4 failures")
+
+
 async def test_a_full_worker_does_not_fetch() -> None:
     queue = _Queue()
     desk = _Desk(1, [queue])
