@@ -14,7 +14,7 @@ from services.gateway.workers import Crew
 from shared.errors import BurstlineError
 from shared.outage import Outage
 from shared.protocol import chain, subjects
-from shared.protocol.messages import EntryRef, GenerateRequest, Lookup, LookupReply, unpack_tokens
+from shared.protocol.messages import EntryRef, GenerateRequest, Heartbeat, Lookup, LookupReply, unpack_tokens
 from shared.telemetry import Parent
 
 _log = logging.getLogger(__name__)
@@ -31,20 +31,34 @@ class Route:
 
 
 def choose(request: GenerateRequest, crew: Crew, entry: EntryRef | None, *, max_waiting: int) -> Route:
-    """Pure decision. A holder that is gone, draining or overloaded is passed over."""
+    """Pure decision. A holder that is gone, draining or overloaded is passed over: a hit is not worth a long wait."""
     shared = subjects.request_shared(crew.fingerprint, request.priority, request.tenant)
     if entry is None:
         return Route(subject=shared, reason="shared", position=0)
+    blocks = _blocks(request, entry)
     holders = [
         worker
         for worker in crew.workers
-        if worker.worker_id in entry.workers and worker.waiting <= max_waiting
+        if worker.worker_id in entry.workers
+        and worker.waiting <= max_waiting
+        and not _short_of_room(worker, blocks)
     ]
     if not holders:
         return Route(subject=shared, reason="holder_unavailable", position=entry.position)
     best = min(holders, key=lambda worker: (worker.waiting + worker.running, worker.worker_id))
     to = subjects.request_to(crew.fingerprint, best.worker_id)
     return Route(subject=to, reason="affinity", position=entry.position, worker=best.worker_id)
+
+
+def _blocks(request: GenerateRequest, entry: EntryRef) -> int:
+    """Pages that a request needs beside the entry's to begin: the rest of its prompt, and one for each choice."""
+    rest = len(request.prompt) // 4 - entry.position
+    return -(-rest // chain.GRID) + request.choices
+
+
+def _short_of_room(worker: Heartbeat, blocks: int) -> bool:
+    """Whether requests wait there already and this one would wait for pages as well."""
+    return worker.waiting > 0 and worker.total_blocks > 0 and worker.free_blocks < blocks
 
 
 class Router:

@@ -87,7 +87,7 @@ class Pulse:
             draining=self.draining,
             running=self._running(),
             waiting=stats.waiting if stats else 0,
-            free_blocks=stats.blocks.free if stats else 0,
+            free_blocks=stats.blocks.total - stats.blocks.owned if stats else 0,
             total_blocks=stats.blocks.total if stats else 0,
             at_ns=core.clock.wall_ns(),
         )

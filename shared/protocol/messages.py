@@ -228,8 +228,8 @@ class Heartbeat(Message, frozen=True, kw_only=True):
     draining: bool
     running: int
     waiting: int
-    free_blocks: int
-    total_blocks: int
+    free_blocks: int  # free, or held by entries, which give way
+    total_blocks: int  # 0 = not known
     at_ns: int
 
 

@@ -12,6 +12,7 @@ and obeys the actions that come back. Rules:
 
 - The first claim (attempt 1) is believed live; a later one only when the journal has it, for it may have been refused.
 - Frames of an older attempt are dropped; frames of an attempt that is not known make the reader ask the journal.
+- A claim tells after how many tokens of each choice it goes on; the journal must have told them, else `Alarm`.
 - A gap makes the reader ask; an overlap is trimmed and must agree with what was relayed, else `Alarm`.
 - While a read is under way live messages are dropped: the journal has them, or will have at the next read.
 - A terminal is relayed once, when it is journalled and every token before it was relayed.
@@ -202,6 +203,8 @@ def _stored(state: StreamState, message: StreamMessage, sequence: int) -> Step:
         return state, ()
     state = replace(state, sequence=sequence)
     match message:
+        case Started() if not _follows(state, message):
+            return state, (Alarm(reason="a claim goes on after other tokens than its journal holds"),)
         case Started():
             if message.attempt <= state.attempt:
                 return state, ()
@@ -215,6 +218,15 @@ def _stored(state: StreamState, message: StreamMessage, sequence: int) -> Step:
             return state, (Alarm(reason="the terminal counts other tokens than its journal holds"), *actions)
         case _ as unreachable:
             assert_never(unreachable)
+
+
+def _follows(state: StreamState, claim: Started) -> bool:
+    """Whether a journalled claim goes on after tokens that the journal holds: all before it was read, so was relayed.
+    More may have been relayed, from live frames that the journal refused."""
+    offsets = claim.resumed_offsets
+    if len(offsets) != len(state.relayed):
+        return False
+    return all(0 <= offset <= state.offset(choice) for choice, offset in enumerate(offsets))
 
 
 def _frame(state: StreamState, frame: Frame, *, stored: bool) -> Step:

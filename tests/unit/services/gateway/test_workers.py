@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import msgspec
+
 from services.gateway.routing import choose
 from services.gateway.workers import Crew, Fleet
 from shared.clock import ManualClock
@@ -90,3 +92,21 @@ async def test_routing_passes_over_holders_that_are_gone_or_busy(line: Line) -> 
     assert route("busy") == ("holder_unavailable", None)
     assert route("dead") == ("holder_unavailable", None)
     assert choose(request, crew, None, max_waiting=4).reason == "shared"
+
+
+async def test_a_holder_where_requests_wait_is_passed_over_when_it_has_no_pages_for_one_more(
+    line: Line,
+) -> None:
+    await line.chat()
+    request = msgspec.structs.replace(line.worker.works[0].request, prompt=bytes(4 * 640), choices=2)
+    entry = EntryRef(key=b"k" * 32, position=64, workers=("w1",))
+
+    def route(**beat: int) -> str:
+        crew = Crew(fingerprint=FINGERPRINT, workers=(WORKER.heartbeat(**beat),))
+        return choose(request, crew, entry, max_waiting=4).reason
+
+    needs = 9 + 2
+    assert route(waiting=1, free_blocks=needs, total_blocks=100) == "affinity"
+    assert route(waiting=1, free_blocks=needs - 1, total_blocks=100) == "holder_unavailable"
+    assert route(waiting=0, free_blocks=0, total_blocks=100) == "affinity"
+    assert route(waiting=1, free_blocks=0, total_blocks=0) == "affinity", "a worker that does not know yet"

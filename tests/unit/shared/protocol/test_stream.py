@@ -27,6 +27,23 @@ def test_the_first_claim_is_believed_live_and_a_later_one_asked_for() -> None:
     assert actions == (Claimed(started=started(2, (0,))),)
 
 
+@pytest.mark.parametrize("offsets", [(3,), (-1,), (2, 0), ()])
+def test_a_journalled_claim_that_goes_on_after_tokens_nobody_stored_is_an_alarm(
+    offsets: tuple[int, ...],
+) -> None:
+    state, _ = stream.step(reader(), frame(1, 0, 0, (5, 6)), 2)
+    state, actions = stream.step(state, started(2, offsets), 3)
+    assert isinstance(actions[0], Alarm)
+    assert state.attempt == 1
+
+
+@pytest.mark.parametrize("offset", [0, 2])
+def test_a_journalled_claim_may_go_on_after_less_than_was_relayed_live(offset: int) -> None:
+    state, _ = stream.step(reader(), frame(1, 0, 0, (5, 6)))
+    _, actions = stream.step(state, started(2, (offset,)), 3)
+    assert actions == (Claimed(started=started(2, (offset,))),)
+
+
 def test_a_frame_before_any_claim_makes_the_reader_ask() -> None:
     state, actions = stream.step(stream.begin("r", choices=1, max_tokens=8), frame(1, 0, 0, (5,)))
     assert actions == (ReadJournal(after=0),)
