@@ -100,6 +100,7 @@ class Intake:
                 self._drafter_off(event)
             case Parked():
                 self._core.metrics.parked.inc()
+                self._decoding = False
             case Finished():
                 self._finished(event)
         self._wake.set()

@@ -59,7 +59,7 @@ class WorkerMetrics:
         )
         self.parked = Counter(
             "burstline_worker_parked_streams",
-            "Streams set aside because a step did not fit into memory",
+            "Streams set aside because a step did not fit into memory, or to give way to an older one",
             registry=registry,
         )
         self.epochs = Counter(

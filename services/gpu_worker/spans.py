@@ -49,6 +49,7 @@ def record(telemetry: Telemetry, parent: Parent, event: Event) -> None:
                 {
                     "burstline.choice": event.choice,
                     "burstline.retries": event.retries,
+                    "burstline.preempted": event.preempted,
                     "burstline.tokens": event.emitted,
                 },
             )

@@ -105,6 +105,7 @@ WAYS: Final[Mapping[str, Callable[[Scene], None]]] = {
     "resumed": ways.resumed,
     "demoted": ways.demoted,
     "parked and replayed": ways.parked,
+    "preempted": ways.preempted,
 }
 
 AXES: Final[Mapping[str, Mapping[str, object]]] = {

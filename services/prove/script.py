@@ -13,6 +13,7 @@ class Script(Faults):
     def __init__(self) -> None:
         self._demotions: dict[StreamKey, int] = {}
         self._failures: dict[StreamKey, list[int]] = {}
+        self._ways_given: dict[StreamKey, list[int]] = {}
 
     def demote_after(self, stream: StreamKey, rounds: int) -> None:
         """Hand the stream to plain decode before the first burst that begins with so many rounds behind it."""
@@ -22,10 +23,15 @@ class Script(Faults):
         """Let these launches of the stream run out of memory, counted from 1 over prefill and verify."""
         self._failures[stream] = sorted(numbers)
 
+    def give_way_at(self, stream: StreamKey, rows: Sequence[int]) -> None:
+        """Let the stream give way once for each of these numbers of rows, when it has as many or more."""
+        self._ways_given[stream] = sorted(rows)
+
     def clear(self) -> None:
         """Forget what was planned."""
         self._demotions.clear()
         self._failures.clear()
+        self._ways_given.clear()
 
     def launched(self, phase: Phase, streams: Sequence[StreamKey]) -> None:
         due = False
@@ -39,3 +45,10 @@ class Script(Faults):
 
     def demote(self, stream: StreamKey, rounds: int) -> bool:
         return rounds >= self._demotions.get(stream, rounds + 1)
+
+    def give_way(self, stream: StreamKey, rows: int) -> bool:
+        due = self._ways_given.get(stream)
+        if not due or rows < due[0]:
+            return False
+        del due[0]
+        return True

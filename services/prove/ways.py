@@ -14,6 +14,8 @@ LAUNCHES = 4
 FAILURES = 2
 """Fewer than the failures in a row that end a request."""
 
+MOST_WAYS_GIVEN = 3
+
 
 def whole(scene: Scene) -> None:
     """Nothing happens."""
@@ -54,3 +56,10 @@ def parked(scene: Scene) -> None:
     launches = LAUNCHES + scene.request.max_tokens // 2
     count = scene.rng.randint(1, FAILURES)
     scene.script.fail_launches(scene.request.key, scene.rng.sample(range(1, launches + 1), count))
+
+
+def preempted(scene: Scene) -> None:
+    """Its blocks go to others up to three times, in mid prime or in mid decode: it comes back with what it had cached."""
+    rows = len(scene.request.tokens) + scene.request.max_tokens
+    count = scene.rng.randint(1, MOST_WAYS_GIVEN)
+    scene.script.give_way_at(scene.request.key, scene.rng.sample(range(1, rows), min(count, rows - 1)))

@@ -18,6 +18,7 @@ class Counters:
         self.prefill_tokens = 0
         self.decode_tokens = 0
         self.set_aside = 0
+        self.preempted = 0
         self._ended = SpecTelemetry()
 
     def add(self, telemetry: SpecTelemetry) -> None:
@@ -67,6 +68,7 @@ def picture(
         decode_tokens=counters.decode_tokens,
         speculating=sum(1 for stream in active if stream.speculating),
         set_aside=counters.set_aside,
+        preempted=counters.preempted,
         affinity=affinity.counts(),
         host_bytes=cache.tier.used,
         spilled=cache.tier.taken,

@@ -2,7 +2,7 @@
 
     submit ──> waiting ──admit──> priming ──last chunk──> decoding ──ending──> Finished
                   ^                  │                       │ └── spec gate: high load ──> plain decode
-                  └── out of memory ─┴───────────────────────┘
+                  └ out of memory, way given ┴────────────────┘
                                      └── boundaries ──> Captured ──> publish | discard
 
 It knows tokens, pools and kernels. It does not know queues, HTTP, SQL, text or tenants: a namespace is a chain root.
@@ -28,6 +28,7 @@ from services.gpu_worker.engine.intake import check_request
 from services.gpu_worker.engine.line import Line
 from services.gpu_worker.engine.models.fingerprint import numerics_fingerprint
 from services.gpu_worker.engine.models.loader import LoadedModel, load_model
+from services.gpu_worker.engine.preemption import by_age, gives_way, spare_blocks
 from services.gpu_worker.engine.requests import (
     Admitted,
     DrafterOffReason,
@@ -98,7 +99,12 @@ class Engine:
             capture_bytes=(self.state_bytes, self.kv.block_bytes),
             between=self._apply_cancels,
         )
-        self._line = Line(self._cache, most=self._limits.max_waiting, tell=self._tell)
+        self._line = Line(
+            self._cache,
+            most=self._limits.max_waiting,
+            reserve=self._limits.decode_reserve,
+            tell=self._tell,
+        )
         self._active: list[Stream] = []
         self._events: list[Event] = []
         self._cancelled: dict[str, str] = {}
@@ -132,6 +138,7 @@ class Engine:
         """The broker granted: the capture becomes an entry. False: it cannot any more (what it builds on is gone),
         everything it held is released, and the caller takes the grant back. Answer captures in their order."""
         published = self._cache.publish(capture_id)
+        self._line.published()
         self._make_room()
         return published
 
@@ -143,7 +150,7 @@ class Engine:
         """What should be evicted so that waiting work and captures fit; falsy when nothing."""
         spare = min(SPARE_SNAPSHOTS, self._cache.snapshots.total)
         return Pressure(
-            blocks=max(0, self._line.blocks_wanted - self._cache.blocks.free),
+            blocks=max(0, self._line.blocks_wanted + spare_blocks(self._active) - self._cache.blocks.free),
             snapshots=max(0, spare - self._cache.snapshots.free),
             ruined=self._cache.ruined,
         )
@@ -204,6 +211,7 @@ class Engine:
         self._interrupted = False
         self._apply_cancels()
         self._make_room()
+        self._make_way()
         verdict = speculation(len(self._active) + len(self._line), self._limits.spec_gate)
         self._admit(verdict)
         priming = [stream for stream in self._active if not stream.session.primed]
@@ -224,7 +232,7 @@ class Engine:
 
     def _admit(self, verdict: Speculation) -> None:
         room = Room(
-            blocks=self._cache.blocks.free,
+            blocks=max(0, self._cache.blocks.free - spare_blocks(self._active)),
             slots=self._cache.slots.free,
             batch=self._config.max_batch - len(self._active),
         )
@@ -236,7 +244,7 @@ class Engine:
     def _start(self, waiting: Waiting, verdict: Speculation) -> None:
         request, past, sequence = waiting.request, waiting.past, SequenceState.host_only()
         began = self._clock.monotonic_ns()
-        admission = self._cache.admit(request, sequence)
+        admission = self._cache.admit(request, sequence, waiting.rows(self._limits.decode_reserve))
         if admission is None:
             raise EngineFault("a planned admission did not fit")
         speculate = verdict is Speculation.ADMIT
@@ -246,10 +254,11 @@ class Engine:
             speculate=speculate,
             last_hidden=admission.last_hidden,
             counters=past.counters if past else None,
+            capture_disabled=past.capture_disabled if past else False,
         )
         session.overshoot = self._faults.overshoot(request.key) if self._faults else 0
         now = self._clock.wall_ns()
-        stream = Stream(request=request, session=session, prime_ns=now, past=past)
+        stream = Stream(request=request, session=session, prime_ns=now, past=past, number=waiting.number)
         if not speculate and self._sessions.drafts(request):
             stream.drafter_off(DrafterOffReason.LOAD)
         self._active.append(stream)
@@ -281,13 +290,50 @@ class Engine:
         """Streams whose launch did not fit go back to the head of the queue, in their order, past its limit."""
         lost = [stream for stream in self._active if stream.aside and stream.session.ending is None]
         for stream in reversed(lost):
-            waiting = stream.again(self._clock.monotonic_ns())
-            if waiting is None:
-                continue
-            self._active.remove(stream)
-            self._line.come_back(waiting)
-            self._counters.set_aside += 1
-            self._tell(stream.parked(self._clock.wall_ns()))
+            self._put_back(stream)
+
+    def _make_way(self) -> None:
+        """Running streams get their next rows before anybody is admitted, the oldest first. When there are none left,
+        the youngest gives its blocks away, once eviction had the time to bring some."""
+        for stream in [stream for stream in self._active if self._told_to_give_way(stream)]:
+            self._preempt(stream)
+        for stream in by_age(self._active):
+            while stream.going and stream.session.primed and not self._fed(stream):
+                victim = gives_way(self._active, stream, evictable=self._cache.reclaimable() > 0)
+                if victim is None:
+                    break
+                self._preempt(victim)
+        if self._active and all(stream.starved for stream in self._active):
+            self._line.free_holds(spare_blocks(self._active))
+
+    def _told_to_give_way(self, stream: Stream) -> bool:
+        if self._faults is None or not stream.going:
+            return False
+        return self._faults.give_way(stream.key, stream.session.committed_len)
+
+    def _preempt(self, stream: Stream) -> None:
+        """The stream keeps what is cached, gives the rest back and stands at the head of the queue."""
+        stream.session.capture_here(self._cache)
+        self._executor.announce(stream.session.drain_captures())
+        stream.give_way()
+        self._counters.preempted += 1
+        self._put_back(stream)
+
+    def _fed(self, stream: Stream) -> bool:
+        """Whether the stream has room for a row; counts the steps in which it had none."""
+        room = self._cache.grow(stream.session.sequence, stream.session.rows_wanted)
+        stream.starved = 0 if room else stream.starved + 1
+        return room
+
+    def _put_back(self, stream: Stream) -> None:
+        """Set a stream aside: to the head of the queue, past its limit, unless it had its retries."""
+        waiting = stream.again(self._clock.monotonic_ns())
+        if waiting is None:
+            return
+        self._active.remove(stream)
+        self._line.come_back(waiting)
+        self._counters.set_aside += 1
+        self._tell(stream.parked(self._clock.wall_ns()))
 
     def _tell(self, event: Event) -> None:
         self._events.append(event)

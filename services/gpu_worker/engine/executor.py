@@ -72,7 +72,7 @@ class Executor:
                     session.end_prime(self._runner.logits(hidden[-1:]).numpy()[0])
             rows -= len(chunk.tokens)
             self._counters.prefill_tokens += len(chunk.tokens)
-            self._announce(session.drain_captures())
+            self.announce(session.drain_captures())
             self._between()
         if session.primed and not stream.aside:
             self._tell(stream.primed(self._clock.wall_ns()))
@@ -100,7 +100,8 @@ class Executor:
 
     def _demote(self, streams: Sequence[Stream]) -> None:
         """Hand the streams to plain decode; one whose rows are not what was delivered finishes in place (R-S16)."""
-        for group in self._headroom.groups([stream for stream in streams if stream.demotable]):
+        ready = [stream for stream in streams if stream.demotable and self._has_room(stream)]
+        for group in self._headroom.groups(ready):
             with self._launch(group):
                 flush_pending(_speculative(group), self._runner)
             for stream in group:
@@ -116,7 +117,8 @@ class Executor:
         """Run up to `rounds` rounds over the streams that go on; ends early when `stop` says so."""
         for _ in range(rounds):
             ran = False
-            for group in self._headroom.groups([stream for stream in streams if stream.going]):
+            ready = [stream for stream in streams if stream.going and self._has_room(stream)]
+            for group in self._headroom.groups(ready):
                 with self._launch(group):
                     ran = run_round([stream.session for stream in group], self._runner) or ran
                     self._headroom.fitted()
@@ -124,7 +126,12 @@ class Executor:
                 return
             self._between()
 
-    def _announce(self, captures: Sequence[Capture]) -> None:
+    def _has_room(self, stream: Stream) -> bool:
+        """Whether its next round has blocks; it gets free ones. Without, it sits out and the engine makes way."""
+        return self._cache.grow(stream.session.sequence, stream.session.rows_wanted)
+
+    def announce(self, captures: Sequence[Capture]) -> None:
+        """Tell what waits for the broker."""
         for capture in captures:
             self._tell(
                 captured(

@@ -33,3 +33,7 @@ class Faults:
     def demote(self, stream: StreamKey, rounds: int) -> bool:
         """Whether to hand the stream, `rounds` verify passes old, to plain decode before the next burst."""
         return False
+
+    def give_way(self, stream: StreamKey, rows: int) -> bool:
+        """Whether the stream, which has `rows` rows in the cache, gives way before this step though there is room."""
+        return False

@@ -19,9 +19,14 @@ from shared.errors import InvalidRequest, Overloaded
 class Line:
     """First come, first served. `tell` takes the events that happen here."""
 
-    def __init__(self, cache: CacheManager, *, most: int, tell: Callable[[Event], None]) -> None:
+    def __init__(
+        self, cache: CacheManager, *, most: int, reserve: int, tell: Callable[[Event], None]
+    ) -> None:
+        """`most` may wait; `reserve` = completion rows that one goes in with."""
         self._cache = cache
         self._most = most
+        self._reserve = reserve
+        self._joined = 0
         self._tell = tell
         self._waiting: deque[Waiting] = deque()
 
@@ -31,7 +36,10 @@ class Line:
     @property
     def blocks_wanted(self) -> int:
         """Fresh blocks that the head needs, 0 when nobody waits."""
-        return self._cache.fresh_blocks(self._waiting[0].request) if self._waiting else 0
+        return self._fresh_blocks(self._waiting[0]) if self._waiting else 0
+
+    def _fresh_blocks(self, waiting: Waiting) -> int:
+        return self._cache.fresh_blocks(waiting.request, waiting.rows(self._reserve))
 
     def telemetry(self) -> list[SpecTelemetry]:
         """What streams that came back had done before."""
@@ -44,7 +52,8 @@ class Line:
             raise InvalidRequest("this choice of this request runs already", param="request_id")
         if len(self._waiting) >= self._most:
             raise Overloaded(f"{len(self._waiting)} requests wait already")
-        self._waiting.append(Waiting(request=request, since_ns=now_ns))
+        self._joined += 1
+        self._waiting.append(Waiting(request=request, since_ns=now_ns, number=self._joined))
         self._cache.expect(request.request_id)
 
     def come_back(self, waiting: Waiting) -> None:
@@ -54,6 +63,12 @@ class Line:
         if request.use_cache:
             self._cache.lookup(request.request_id, request.root, request.tokens, request.chain)
         self._cache.expect(request.request_id)
+
+    def published(self) -> None:
+        """There is a new entry: streams that came back take it if it is theirs, before eviction does (FR-19)."""
+        for waiting in self._waiting:
+            if waiting.past is not None:
+                self._cache.deepen(waiting.request)
 
     def leave(self, request_id: str) -> list[Waiting]:
         """Every choice of a request leaves; answers them."""
@@ -66,7 +81,7 @@ class Line:
     def admit(self, room: Room) -> Iterator[Waiting]:
         """Those who go in now, in order, their hits on the device. A hit whose bytes were wrong ends the round: it is a
         miss, and room is planned anew."""
-        count = admissions([self._cache.fresh_blocks(waiting.request) for waiting in self._waiting], room)
+        count = admissions([self._fresh_blocks(waiting) for waiting in self._waiting], room)
         for _ in range(count):
             key = self._cache.bring_back(self._waiting[0].request.request_id)
             if key is not None:
@@ -74,13 +89,15 @@ class Line:
                 return
             yield self._waiting.popleft()
 
-    def free_holds(self) -> None:
-        """Nothing runs and the head does not fit: hits that wait must not keep entries from eviction.
+    def free_holds(self, wanted: int | None = None) -> None:
+        """Nothing runs on and `wanted` blocks (null = what the head needs) are not free: hits that wait must not keep
+        entries from eviction.
 
         The youngest give way first, the head last; they run cold.
         """
         for waiting in reversed(self._waiting):
-            if self.blocks_wanted - self._cache.blocks.free <= self._cache.reclaimable():
+            short = (self.blocks_wanted if wanted is None else wanted) - self._cache.blocks.free
+            if short <= self._cache.reclaimable():
                 return
             key = self._cache.drop_hit(waiting.request.request_id)
             if key is not None:

@@ -206,14 +206,15 @@ class DrafterOff:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Parked:
-    """A step did not fit into memory: the stream was set aside and waits at the head of the queue. It will be primed
-    again and verify what it emitted; nothing is emitted twice."""
+    """A step did not fit into memory, or the stream gave its blocks to an older one: it was set aside and waits at the
+    head of the queue. It will be primed again and verify what it emitted; nothing is emitted twice."""
 
     request_id: str
     choice: int
     retries: int  #: failures alone since its last new token; the third is the end
     emitted: int
     end_ns: int
+    preempted: bool = False  #: it gave way; nothing failed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -306,6 +307,7 @@ class EngineStats:
     decode_tokens: int
     speculating: int = 0  #: decoding streams that have a drafter
     set_aside: int = 0  #: streams parked for lack of memory, ever
+    preempted: int = 0  #: those of them that gave way to older ones
     affinity: AffinityCounts = AffinityCounts()
     host_bytes: int = 0  #: in the host tier
     spilled: int = 0  #: blocks and states that went there, ever
@@ -339,4 +341,5 @@ class EngineLimits:
     floor: float = 1.1  #: tokens a verify under which a stream's drafter is turned off (FR-22); 0 = never
     floor_rounds: int = 64  #: rounds that are judged together
     max_parked: int = 32  #: finished sessions that wait for their next turn
+    decode_reserve: int = 64  #: completion rows that a stream is admitted with; it gets more as it decodes
     max_pending_captures: int = 16  #: captures that wait for the broker; more are dropped and counted

@@ -70,9 +70,15 @@ class SequenceState:
         """Committed rows: the position of the next row."""
         return len(self.tokens)
 
+    @property
+    def rows_left(self) -> int:
+        """Rows that the blocks have room for beyond the committed ones."""
+        return len(self.block_table) * BLOCK_ROWS - self.seq_len
+
     def ssm_slot_idx(self) -> int:
-        """The slot, for a sequence that must have one. Raises EngineFault on a host-only state."""
-        if self.slot_idx is None:
+        """The slot, for a sequence that must have one. Raises EngineFault on a host-only state, and once the slot was
+        given back: it may be another's by now (FR-18)."""
+        if self.slot_idx is None or self.guard.released:
             raise EngineFault("a host-only sequence has no recurrent slot")
         return self.slot_idx
 
@@ -93,7 +99,8 @@ class SequenceState:
         self.cached_prefix_blocks = len(blocks)
 
     def commit(self, tokens: list[int] | tuple[int, ...]) -> None:
-        """Append rows that the cache holds now. Raises EngineFault when the block table does not cover them."""
+        """Append rows that the cache holds now. Raises EngineFault when the block table does not cover them, as none
+        does once the blocks were given back: a late result reaches nobody (FR-18)."""
         if self.seq_len + len(tokens) > len(self.block_table) * BLOCK_ROWS:
             raise EngineFault(f"row {self.seq_len + len(tokens)} lies outside {len(self.block_table)} blocks")
         self.tokens.extend(tokens)

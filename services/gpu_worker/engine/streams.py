@@ -29,6 +29,8 @@ from shared.errors import Overloaded
 MEMORY_RETRIES: Final = 2
 """Times that a stream which alone did not fit into memory is begun again without a new token between (R-S8: < 3)."""
 
+MOST_DOUBLINGS: Final = 16
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Past:
@@ -38,6 +40,8 @@ class Past:
     told: SpecTelemetry
     retries: int
     cached_tokens: int  #: of the first admission (R-Q12)
+    preempted: int = 0  #: times that it gave way
+    capture_disabled: bool = False  #: a launch of it did not fit (R-S8)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,6 +51,14 @@ class Waiting:
     request: GenerateRequest
     since_ns: int  #: monotonic
     past: Past | None = None
+    number: int = 0  #: by first arrival: the largest is the youngest
+
+    def rows(self, reserve: int) -> int:
+        """Rows to admit it with: prompt, what was said, and a reserve that doubles each time it had to give way, so
+        that it asks for its whole budget in the end."""
+        request = self.request
+        reserve <<= min(self.past.preempted, MOST_DOUBLINGS) if self.past else 0
+        return len(request.tokens) + min(request.max_tokens, len(request.emitted) + reserve)
 
     @property
     def telemetry(self) -> SpecTelemetry:
@@ -78,11 +90,14 @@ class Stream:
     session: Session
     prime_ns: int  #: wall time of the admission
     past: Past | None = None
+    number: int = 0  #: by first arrival: the largest is the youngest
     aside: bool = False  #: its launch did not fit: the session is lost, the stream is not
+    starved: int = 0  #: steps in a row in which it had no room for a row
     in_place: bool = False  #: a hand-off was refused: the session finishes by itself
     emitted: list[int] = field(init=False)  #: journalled before, or delivered
     retries: int = field(init=False)  #: failures alone since it last had a new token
     blamed: bool = False
+    preempted: bool = False
     told: SpecTelemetry = field(init=False)  #: what earlier bursts reported
     _off: DrafterOffReason | None = None
     _off_told: bool = False
@@ -100,7 +115,7 @@ class Stream:
     @property
     def going(self) -> bool:
         """Whether it may be in the next launch."""
-        return self.session.ending is None and not self.aside
+        return self.session.ending is None and not (self.aside or self.preempted)
 
     @property
     def fed(self) -> int:
@@ -126,11 +141,22 @@ class Stream:
         """Rows of a prefill launch: half as many after each retry, at least one tile. No bit depends on it."""
         return max(BLOCK_ROWS, (most >> self.retries) // BLOCK_ROWS * BLOCK_ROWS)
 
-    # -- out of memory ------------------------------------------------------------------------------------------
+    @property
+    def growing(self) -> bool:
+        """Whether its blocks do not cover all that it may still say."""
+        session = self.session
+        wanted = max(session.committed_len, len(self.request.tokens)) + session.completion.budget_left
+        return self.going and wanted > session.committed_len + session.sequence.rows_left
+
+    # -- out of memory, or of blocks ------------------------------------------------------------------------------------------
 
     def set_aside(self, *, alone: bool) -> None:
         """Its launch did not fit; `alone` = nobody else was in it, so that the stream is to blame."""
         self.aside, self.blamed = True, alone
+
+    def give_way(self) -> None:
+        """An older stream gets its blocks. Between two bursts: all that was decided is delivered or not yet said."""
+        self.preempted = True
 
     def again(self, now_ns: int) -> Waiting | None:
         """The stream as a queued request whose journal holds all that was delivered. Null: it had its retries, and the
@@ -146,8 +172,11 @@ class Stream:
             told=self.told,
             retries=self.retries,
             cached_tokens=self.cached_tokens,
+            preempted=(self.past.preempted if self.past else 0) + self.preempted,
+            capture_disabled=self.aside or self.session.capture_disabled,
         )
-        return Waiting(request=replace(self.request, emitted=tuple(self.emitted)), since_ns=now_ns, past=past)
+        request = replace(self.request, emitted=tuple(self.emitted))
+        return Waiting(request=request, since_ns=now_ns, past=past, number=self.number)
 
     def parked(self, now_ns: int) -> Parked:
         """Say that it was set aside."""
@@ -157,6 +186,7 @@ class Stream:
             retries=self.retries,
             emitted=len(self.emitted),
             end_ns=now_ns,
+            preempted=self.preempted,
         )
 
     # -- events -------------------------------------------------------------------------------------------------

@@ -94,7 +94,8 @@ def arrivals(draw: st.DrawFn) -> list[Arrival]:
     rounds=st.sampled_from([1, 2, 7, 32]),
     chunk=st.sampled_from([64, 128, 512]),
     granted=st.booleans(),
-    blocks=st.sampled_from([9, 64]),
+    blocks=st.sampled_from([5, 9, 64]),
+    reserve=st.sampled_from([1, 64]),
     batch=st.sampled_from([1, 2, 8]),
     gate=st.sampled_from([None, SpecGate(low=1, high=2), SpecGate()]),
     short=st.sets(st.integers(0, 40), max_size=2),
@@ -107,12 +108,15 @@ def test_c1_tokens_and_logprobs_are_those_of_the_request_alone(
     chunk: int,
     granted: bool,
     blocks: int,
+    reserve: int,
     batch: int,
     gate: SpecGate | None,
     short: set[int],
     demote_at: int,
 ) -> None:
-    limits = EngineLimits(burst_rounds=rounds, busy_burst_rounds=max(1, rounds // 2), spec_gate=gate)
+    limits = EngineLimits(
+        burst_rounds=rounds, busy_burst_rounds=max(1, rounds // 2), spec_gate=gate, decode_reserve=reserve
+    )
     engine = build(
         limits=limits,
         prefill_chunk=chunk,

@@ -59,6 +59,18 @@ class Holds:
             self._holds[request_id] = hold
         return Hit(key=hold.entry.key, position=hold.entry.position)
 
+    def deepen(self, request: GenerateRequest) -> None:
+        """A stream that came back takes what was published since, if it is more than its hold has, which nobody else
+        may be waiting for."""
+        hold = self._holds.get(request.request_id)
+        if not request.use_cache or (hold is not None and hold.waiting != 1):
+            return
+        entry = _deepest(self._tree.match(request.root, request.tokens, request.chain), len(request.tokens))
+        if entry is not None and (hold is None or entry.position > hold.entry.position):
+            self.drop(request.request_id)
+            self.lookup(request.request_id, request.root, request.tokens, request.chain)
+            self.expect(request.request_id)
+
     def drop(self, request_id: str) -> bytes | None:
         """Give a hold back; answers its key, or null when there was none."""
         hold = self._holds.pop(request_id, None)

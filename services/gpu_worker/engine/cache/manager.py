@@ -98,6 +98,10 @@ class CacheManager:
         """See `Holds.drop`."""
         return self._held.drop(request_id)
 
+    def deepen(self, request: GenerateRequest) -> None:
+        """See `Holds.deepen`."""
+        self._held.deepen(request)
+
     def expect(self, request_id: str) -> None:
         """See `Holds.expect`."""
         self._held.expect(request_id)
@@ -129,15 +133,18 @@ class CacheManager:
 
     # -- sequences ----------------------------------------------------------------------------------------------
 
-    def fresh_blocks(self, request: GenerateRequest) -> int:
-        """Blocks to allocate for prompt and whole budget beyond what the hold brings."""
-        rows = len(request.tokens) + request.max_tokens
+    def fresh_blocks(self, request: GenerateRequest, rows: int | None = None) -> int:
+        """Blocks to allocate for `rows` (null = prompt and whole budget) beyond what the hold brings."""
+        rows = len(request.tokens) + request.max_tokens if rows is None else rows
         hold = self._held.usable(request)
         return -(-rows // BLOCK_ROWS) - (len(hold.blocks) if hold else 0)
 
-    def admit(self, request: GenerateRequest, sequence: SequenceState) -> Admission | None:
-        """Give a sequence its slot and blocks and restore its hit; null, and nothing taken, when they do not fit."""
-        fresh = self.blocks.allocate(self.fresh_blocks(request))
+    def admit(
+        self, request: GenerateRequest, sequence: SequenceState, rows: int | None = None
+    ) -> Admission | None:
+        """Give a sequence its slot and blocks for `rows`, and restore its hit; null, and nothing taken, when they do
+        not fit."""
+        fresh = self.blocks.allocate(self.fresh_blocks(request, rows))
         if fresh is None:
             return None
         slot = self.slots.acquire()
@@ -150,6 +157,13 @@ class CacheManager:
         sequence.guard.add(lambda: _release_table(self.blocks, sequence))
         self._states.reset(slot)
         return self._restore(request, sequence, slot)
+
+    def grow(self, sequence: SequenceState, rows: int) -> bool:
+        """Give a running sequence room for `rows` more, as far as there are free blocks. True when it has any."""
+        short = -(-(sequence.seq_len + rows) // BLOCK_ROWS) - len(sequence.block_table)
+        if short > 0:
+            sequence.block_table.extend(self.blocks.allocate(min(short, self.blocks.free)) or ())
+        return sequence.rows_left > 0
 
     def _restore(self, request: GenerateRequest, sequence: SequenceState, slot: int) -> Admission:
         hold = self._held.usable(request)

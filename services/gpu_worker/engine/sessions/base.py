@@ -21,7 +21,6 @@ from torch import Tensor
 
 from services.gpu_worker.engine.batch import VerifyRows
 from services.gpu_worker.engine.cache.manager import CacheManager
-from services.gpu_worker.engine.config import BLOCK_ROWS
 from services.gpu_worker.engine.requests import GenerateRequest, SpecTelemetry, TokenLogprob
 from services.gpu_worker.engine.sampling import Row, TokenPicker, token_logprob
 from services.gpu_worker.engine.sequence import SequenceState
@@ -138,12 +137,15 @@ class Session(PromptSide):
         return self.ending is None and self.has_pending
 
     def draft_limit(self) -> int:
-        """Most drafts of the next round: no row of it lies past the public stream (C1.5) or the verify width."""
-        rows = self.completion.budget_left
-        if self.overshoot:
-            held = len(self.sequence.block_table) * BLOCK_ROWS
-            rows = min(rows + self.overshoot, held - self.committed_len)
-        return max(0, min(self.shape.max_verify, rows) - 1)
+        """Most drafts of the next round: no row of it lies past the public stream (C1.5), the verify width or the
+        blocks that the sequence has."""
+        return max(0, min(self.rows_wanted, self.sequence.rows_left) - 1)
+
+    @property
+    def rows_wanted(self) -> int:
+        """Rows that a full round takes."""
+        budget = self.completion.budget_left + self.overshoot
+        return min(self.shape.max_verify, budget, self.cache_max_ctx - self.committed_len)
 
     def replay_drafts(self) -> list[int] | None:
         """Journalled tokens to verify, null when there are none left."""

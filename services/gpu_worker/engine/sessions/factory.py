@@ -47,17 +47,17 @@ class SessionFactory:
         speculate: bool,
         last_hidden: Tensor | None,
         counters: SessionCounters | None = None,
+        capture_disabled: bool = False,
     ) -> Session:
-        """A session at the start of its prime. `counters` = of an earlier life, whose stream this one replays: it
-        captures nothing (R-S8)."""
-        replays = counters is not None
+        """A session at the start of its prime. `counters` = of an earlier life, whose stream this one replays;
+        `capture_disabled` = that life ended for lack of memory (R-S8)."""
         if not (speculate and self.drafts(request)):
             return Session(
                 request,
                 sequence,
                 self.shape,
                 last_hidden=last_hidden,
-                capture_disabled=replays,
+                capture_disabled=capture_disabled,
                 counters=counters,
             )
         return SpecSession(
@@ -65,7 +65,7 @@ class SessionFactory:
             sequence,
             self.shape,
             last_hidden=last_hidden,
-            capture_disabled=replays,
+            capture_disabled=capture_disabled,
             counters=counters,
             drafter=self._drafter(request),
         )

@@ -121,6 +121,21 @@ class PromptSide:
                     self.boundary_captures.append(capture)
                 self._keep_checkpoint(cache)
 
+    def capture_here(self, cache: CacheManager) -> None:
+        """The session is about to give way in mid prime: keep the rows that it has, so that it need not compute them
+        again (FR-19). Off the grid, or before anything new, there is nothing to keep."""
+        here = self.committed_len
+        fresh = here > self.sequence.cached_prefix_tokens and here % BLOCK_ROWS == 0
+        if self.primed or not fresh or not self.request.use_cache or self.capture_disabled:
+            return
+        try:
+            capture = cache.capture(self.request, self.sequence, here, self.last_hidden)
+        except CaptureFailed:
+            self.counters.capture_failures += 1
+        else:
+            if capture is not None:
+                self.boundary_captures.append(capture)
+
     def _plan_cuts(self, cache: CacheManager) -> list[int]:
         if not self.request.use_cache or self.capture_disabled:
             return []

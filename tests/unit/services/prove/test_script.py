@@ -47,3 +47,20 @@ def test_demotion_comes_from_its_round_on() -> None:
     assert not script.demote(OTHER, 9)
     script.clear()
     assert not script.demote(ONE, 9)
+
+
+def test_a_stream_gives_way_once_for_each_of_its_rows() -> None:
+    script = Script()
+    script.give_way_at(ONE, [70, 5])
+    assert [script.give_way(ONE, rows) for rows in (4, 64, 64, 69, 80, 90)] == [
+        False,
+        True,
+        False,
+        False,
+        True,
+        False,
+    ]
+    assert not script.give_way(OTHER, 99)
+    script.give_way_at(ONE, [1])
+    script.clear()
+    assert not script.give_way(ONE, 9)

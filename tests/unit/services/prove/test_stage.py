@@ -54,7 +54,12 @@ def test_a_plant_makes_the_hit_that_it_promises(cache: str, references: Referenc
     assert outcome.cached_tokens == FOUND[cache]
 
 
-WITNESS = {"neighbour cancelled": "Finished", "demoted": "DrafterOff", "parked and replayed": "Parked"}
+WITNESS = {
+    "neighbour cancelled": "Finished",
+    "demoted": "DrafterOff",
+    "parked and replayed": "Parked",
+    "preempted": "Parked",
+}
 LEAST = {"Finished": 2, "DrafterOff": 1, "Parked": 1}
 
 
