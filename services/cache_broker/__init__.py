@@ -11,7 +11,7 @@ It knows chain keys and byte counts, never tokens, texts or devices.
     identity    keys -> tenants                   presence   workers, epochs, what dies with them
     handlers    one function per broker call      server     calls, heartbeats and terminal frames from the queue
     sweeper     what expires                      settle     terminal frames -> usage rows
-    journals    what nobody reads any more
+    journals    what nobody reads any more        idempotency  which request a caller's key stands for
     hearing     whose silence counts              migrate    the schema, brought to this build's
     admin, audit        administration            app, config          the process
 """

@@ -10,9 +10,12 @@ text    vocabulary, model   a model folder         prompts     rendering and tok
         rendering           the chat template      shield      callers' text is never a control token
 queue   workers             who lives              routing     to whom
         dispatch, reader    one request, its news  orphans     whose workers are gone
-        broker              calls to the cache broker
+        broker              calls to the cache broker   storing   a journal that takes nothing
+again   keys                what a key stands for  lingering   callers who may come back
+        sheet               how a request is told  resume      a reader of another call's request
 out     answer, choice      tokens to events       detokenize, stops, parsers   their parts, pure
         formats             OpenAI's objects       chat_format, text_format     of each endpoint
-        sse, faults         streams, errors        generate    all of it, in order
+        sse, faults         streams, errors        telling     to one reader, from where it is
+        generate            all of it, in order
 whole   app, service        the process, its parts config, metrics
 """

@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from services.gateway.choice import ChoiceText, Delivered
+from services.gateway.choice import ChoiceText, Delivered, merge
 from services.gateway.faults import RemoteFailure
 from services.gateway.model import ServedModel
 from services.gateway.parsers.assistant import AssistantParser
 from services.gateway.parsers.events import Event
-from services.gateway.schemas.chat import ChatRequest
-from services.gateway.schemas.fields import GenerationFields
 from shared.errors import BurstlineError, DeadlineExceeded
-from shared.protocol.messages import (
-    ChoiceEnd,
-    GenerateRequest,
-    Started,
-    Terminal,
-    unpack_tokens,
-)
+from shared.protocol.messages import AnswerSheet, ChoiceEnd, Started, Terminal
 from shared.protocol.stream import Emit
 
 Finish = Literal["stop", "length", "tool_calls"]
@@ -28,7 +21,12 @@ Finish = Literal["stop", "length", "tool_calls"]
 
 @dataclass(frozen=True, kw_only=True)
 class Update:
-    """News of one choice. `position` = its tokens taken in so far; `finish` is set once, in its last update."""
+    """News of one choice. `position` = its tokens taken in so far, and one more at its end; `finish` is set once, in its
+    last update.
+
+    How tokens are gathered into updates depends on the bursts that brought them, and what they add up to does not: an
+    update with several events is of one token alone, one with a single event ends at its position.
+    """
 
     choice: int
     position: int
@@ -50,27 +48,24 @@ class Usage:
 class Answer:
     """State of one request's answer."""
 
-    def __init__(self, request: GenerateRequest, model: ServedModel, fields: GenerationFields) -> None:
-        self.request: Final = request
+    def __init__(
+        self, sheet: AnswerSheet, model: ServedModel, *, cuts: Mapping[int, int] | None = None
+    ) -> None:
+        """`cuts`: choice -> a position where an update must end, since a reader goes on from there."""
+        self.request: Final = sheet.request
         self.started: Started | None = None
         self.terminal: Terminal | None = None
-        prompt = list(unpack_tokens(request.prompt))
-        self.prompt_tokens: Final = len(prompt)
-        chat = isinstance(fields, ChatRequest)
-        markers = (
-            model.markers(tools=isinstance(fields, ChatRequest) and fields.offers_tools)
-            if chat
-            else frozenset()
-        )
-        thinking = chat and model.opens_thinking(prompt)
+        self.prompt_tokens: Final = sheet.prompt_tokens
+        self._cuts: Final = cuts or {}
+        markers = model.markers(tools=sheet.tools) if sheet.chat else frozenset()
         self._choices: Final = [
             ChoiceText(
                 model.vocabulary,
-                stops=fields.stops,
-                min_tokens=request.sampling.min_tokens,
-                parser=AssistantParser(markers=markers, thinking=thinking),
+                stops=sheet.stops,
+                min_tokens=sheet.request.sampling.min_tokens,
+                parser=AssistantParser(markers=markers, thinking=sheet.thinking),
             )
-            for _ in range(request.choices)
+            for _ in range(sheet.request.choices)
         ]
         self._finished: Final[dict[int, Finish]] = {}
 
@@ -83,14 +78,27 @@ class Answer:
         """Tokens of a choice up to its stop string, once there is one."""
         return self._choices[choice].stop_offset
 
-    def take(self, news: Emit) -> Update | None:
-        """The next tokens of a choice, in order. None when the choice has ended already."""
+    def take(self, news: Emit) -> list[Update]:
+        """The next tokens of a choice, in order. Nothing when the choice has ended already."""
         choice = self._choices[news.choice]
+        updates: list[Update] = []
         if news.choice in self._finished:
-            return None
-        events = choice.feed(news.tokens, news.logprobs)
-        finish = self._finish(news.choice, "stop") if choice.stop_offset is not None else None
-        return self._update(news.choice, events, finish)
+            return updates
+        run = _Run(news.choice)
+        for place, token in enumerate(news.tokens):
+            logprobs = None if news.logprobs is None else news.logprobs[place : place + 1]
+            events = choice.feed((token,), logprobs)
+            if not run.joins(events):
+                updates.extend(run.close())
+            run.add(choice.consumed, events, choice.take_delivered())
+            if len(events) > 1 or choice.consumed == self._cuts.get(news.choice):
+                updates.extend(run.close())
+            if choice.stop_offset is not None:
+                break
+        updates.extend(run.close())
+        if choice.stop_offset is not None:
+            updates.append(self._update(news.choice, [], self._finish(news.choice, "stop")))
+        return updates
 
     def end(self, terminal: Terminal) -> list[Update]:
         """The worker's last word: what was held back, and every finish that the reader has not seen.
@@ -131,7 +139,7 @@ class Answer:
         state = self._choices[choice]
         return Update(
             choice=choice,
-            position=state.consumed,
+            position=state.consumed + 1,
             events=tuple(events),
             delivered=tuple(state.take_delivered()),
             finish=finish,
@@ -155,6 +163,37 @@ class Answer:
             completion=completion,
             accepted=sum(end.spec.accepted for end in ends.values()),
         )
+
+
+class _Run:
+    """Tokens of one choice that make one update."""
+
+    def __init__(self, choice: int) -> None:
+        self._choice: Final = choice
+        self._position = 0
+        self._events: list[Event] = []
+        self._delivered: list[Delivered] = []
+
+    def joins(self, events: list[Event]) -> bool:
+        """Whether what a further token gives leaves this one event at most."""
+        return len(merge([*self._events, *events])) <= 1
+
+    def add(self, position: int, events: list[Event], delivered: list[Delivered]) -> None:
+        self._position = position
+        self._events = merge([*self._events, *events])
+        self._delivered.extend(delivered)
+
+    def close(self) -> list[Update]:
+        """The update, if there is anything in it; the run is empty then."""
+        events, delivered = tuple(self._events), tuple(self._delivered)
+        self._events, self._delivered = [], []
+        if not events and not delivered:
+            return []
+        return [
+            Update(
+                choice=self._choice, position=self._position, events=events, delivered=delivered, finish=None
+            )
+        ]
 
 
 def call_id(request_id: str, choice: int, index: int) -> str:

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from services.gateway import faults
 from services.gateway.config import GatewaySettings
 from services.gateway.middleware import Surround, context_of
-from services.gateway.routes import completions, health, models
+from services.gateway.routes import completions, health, models, streams
 from services.gateway.service import Gateway, load_models
 from shared import telemetry
 from shared.asgi import serve
@@ -33,7 +33,7 @@ _LAST_WORDS_S = 2.0
 def create_app(gateway: Gateway) -> FastAPI:
     """The application around `gateway`, which must be `running` while it serves."""
     app = FastAPI(title="Burstline", redirect_slashes=False)
-    for group in (completions, models, health):
+    for group in (completions, streams, models, health):
         app.include_router(group.router(gateway))
     app.add_exception_handler(BurstlineError, _refuse)
     app.add_exception_handler(HTTPException, _http_error)

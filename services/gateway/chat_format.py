@@ -36,11 +36,11 @@ class ChatFormat(Format):
 
     def chunks(self, update: Update) -> list[dict[str, Any]]:
         deltas = [self._delta(update.choice, event) for event in update.events]
-        if update.choice not in self._opened and (deltas or update.finish):
-            self._opened.add(update.choice)
-            deltas[:0] = [{"role": "assistant", "content": ""}]
         if not deltas and update.delivered and update.finish is None:
             deltas = [{}]
+        if update.choice not in self._opened and (deltas or update.finish):  # the role comes first of all
+            self._opened.add(update.choice)
+            deltas[:0] = [{"role": "assistant", "content": ""}]
         chunks = [self._choice(update, delta, None) for delta in deltas]
         if update.finish is not None:
             chunks.append(self._choice(update, {}, update.finish))

@@ -56,7 +56,7 @@ class ChoiceText:
             if self.stop_offset is not None:
                 break
             events.extend(self._step(token, logprobs[place] if logprobs is not None else None))
-        return _merge(events)
+        return merge(events)
 
     def finish(self) -> list[Event]:
         """The stream ended by itself: everything held back."""
@@ -68,7 +68,7 @@ class ChoiceText:
         if self.stop_offset is None:
             events.extend([*self._show(self._matcher.flush()), *self.parser.finish()])
             self._settle(None)
-        return _merge(events)
+        return merge(events)
 
     def take_delivered(self) -> list[Delivered]:
         """Tokens whose text has gone out since the last call."""
@@ -119,8 +119,8 @@ class ChoiceText:
                 return
 
 
-def _merge(events: list[Event]) -> list[Event]:
-    """Neighbours of one kind as one."""
+def merge(events: list[Event]) -> list[Event]:
+    """Neighbours of one kind of text as one."""
     merged: list[Event] = []
     for event in events:
         last = merged[-1] if merged else None

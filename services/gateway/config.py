@@ -55,6 +55,8 @@ class GatewaySettings(Settings):
     """A worker whose messages are heard for this long and never stored: the request ends with an error."""
     terminal_wait_s: float = Field(default=2.0, gt=0)
     """After a stop string: how long to wait for the worker's terminal, which holds the telemetry."""
+    linger_s: float = Field(default=30.0, ge=0)
+    """How long a request with an Idempotency-Key runs on without a reader before it is cancelled."""
     broker_timeout_s: float = Field(default=3.0, gt=0)
     lookup_timeout_s: float = Field(default=0.3, gt=0)
     no_worker_grace_s: float = Field(default=2.5, ge=0)
@@ -108,6 +110,6 @@ class GatewaySettings(Settings):
         names = (
             "max_body_bytes", "body_timeout_s", "max_nesting", "max_containers", "max_keys", "max_messages", "max_tools",
             "max_choices", "max_logprobs", "max_stop", "max_stop_characters", "max_stop_ids", "max_logit_bias", "max_allowed_ids",
-            "max_speculation", "default_max_tokens", "keep_alive_s", "request_deadline_s", "queue_deadline_s",
+            "max_speculation", "default_max_tokens", "keep_alive_s", "request_deadline_s", "queue_deadline_s", "linger_s",
         )  # fmt: skip
         return {name: getattr(self, name) for name in names}

@@ -2,7 +2,8 @@
 
 The subscription to `tok.<request>` stands before the request is appended, so no frame is missed. A request whose reader
 is gone is cancelled by a journalled message that a worker also sees live; the message is sent by a task of the
-dispatcher, since the reader's own task may be dying.
+dispatcher, since the reader's own task may be dying. One with an Idempotency-Key runs on for a while (`lingering`), and
+may be read by several, at any gateway.
 
 A request on one worker's own subject is seen by nobody else. If that worker falls silent, the request is put on the
 shared subject as well: another worker claims it as the next attempt, and should the first one live after all, the
@@ -14,11 +15,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import Final, Literal
 
 from services.gateway.config import GatewaySettings
+from services.gateway.lingering import Lingering, announce, has_ended
 from services.gateway.orphans import OrphanWatch
 from services.gateway.reader import Claimed, End, News, TokenReader
 from services.gateway.routing import Route
@@ -26,7 +28,7 @@ from services.gateway.workers import Fleet
 from shared.clock import Clock
 from shared.errors import BurstlineError, DeadlineExceeded, Overloaded, Unavailable
 from shared.protocol import codec, subjects
-from shared.protocol.messages import CancelRequest, GenerateRequest, Terminal
+from shared.protocol.messages import CancelRequest, GenerateRequest, Identity, Terminal
 from shared.telemetry import Parent, Telemetry
 from shared.transport.base import Transport
 
@@ -46,12 +48,18 @@ class Generation:
         dispatcher: Dispatcher,
         request: GenerateRequest,
         reader: TokenReader,
-        route: Route,
-        headers: dict[str, str],
+        *,
+        worker: str | None = None,
+        headers: dict[str, str] | None = None,
+        keyed: Identity | None = None,
+        over: bool = False,
     ) -> None:
+        """`worker`: the only one who can see it. `keyed`: whose it is, if its caller can come back to it. `over`: its
+        journal has its end already."""
         self.request: Final = request
-        self.headers: Final = headers
-        self._worker = route.worker
+        self.headers: Final = headers or {}
+        self._worker = worker
+        self._keyed: Final = keyed
         self._dispatcher: Final = dispatcher
         self._reader: Final = reader
         self._settings: Final = dispatcher.settings
@@ -60,7 +68,8 @@ class Generation:
         self._started = False
         self._orphans: Final = dispatcher.orphan_watch(request)
         self.ended = False
-        self.cancelled = False
+        self.cancelled = over
+        self._over: Final = over
 
     async def messages(self) -> AsyncGenerator[News]:
         """The stream, each token once and in order; ends after the terminal.
@@ -148,8 +157,23 @@ class Generation:
 
     def stop(self, choice: int | None, offset: int) -> None:
         """A stop string is complete: `offset` tokens of the choice count."""
+        if self._over:
+            return
         self._dispatcher.send_cancel(self.request.request_id, "stop_string", choice, offset)
         self.cancelled = self.cancelled or choice is None
+
+    def leave(self) -> None:
+        """Its reader is gone: cancelled, or with a key kept for a while in case the reader comes back."""
+        if self._keyed is None:
+            self.cancel("client_disconnected")
+        elif not self.ended and not self.cancelled:
+            self._dispatcher.lingering.begin(self._keyed, self.request.request_id)
+
+    def fail(self, error: BaseException) -> None:
+        """It cannot be told to its end here. With a key another gateway can go on, if it is this one that ends."""
+        goes_on = isinstance(error, BurstlineError) and error.code == "shutting_down"
+        if self._keyed is None or not goes_on:
+            self.cancel("operator")
 
     def cancel(self, reason: CancelReason) -> None:
         """End all of it. Idempotent; nothing to do after the terminal."""
@@ -176,38 +200,66 @@ class Dispatcher:
         self._telemetry: Final = telemetry
         self._sending: Final[set[asyncio.Task[None]]] = set()
         self._readers: Final[set[TokenReader]] = set()
+        self.lingering: Final = Lingering(
+            transport,
+            self._not_back,
+            linger_s=settings.linger_s,
+            answer_s=settings.broker_timeout_s,
+            limit=settings.max_in_flight,
+        )
 
     @asynccontextmanager
-    async def open(self, request: GenerateRequest, route: Route, parent: Parent) -> AsyncIterator[Generation]:
-        """Enqueue `request` and yield its generation. Leaving the block early cancels it.
+    async def open(
+        self, request: GenerateRequest, route: Route, parent: Parent, *, keyed: Identity | None = None
+    ) -> AsyncIterator[Generation]:
+        """Enqueue `request` and yield its generation. Leaving the block early cancels it, unless it is `keyed`.
 
         `parent` is the span that the worker's spans hang on.
 
         Raises:
             Unavailable, Overloaded, PayloadTooLarge: it could not be enqueued.
         """
-        reader = await TokenReader.open(
-            self._transport,
-            request,
-            self.clock,
-            quiet_s=self.settings.quiet_s,
-            stuck_s=self.settings.journal_stuck_s,
-        )
-        self._readers.add(reader)
-        generation = Generation(self, request, reader, route, self.headers(request, parent))
-        try:
-            with self._telemetry.span("enqueue", parent, {"messaging.destination.name": route.subject}):
-                await self.enqueue(request, route.subject, request.request_id, generation.headers)
-            yield generation
-        except (asyncio.CancelledError, GeneratorExit):
-            generation.cancel("client_disconnected")
-            raise
-        except BaseException:
-            generation.cancel("operator")
-            raise
-        finally:
-            self._readers.discard(reader)
-            await reader.close()
+        headers = self.headers(request, parent)
+        async with self._reading(request, keyed, running=False) as reader:
+            generation = Generation(self, request, reader, worker=route.worker, headers=headers, keyed=keyed)
+            with _closing(generation):
+                with self._telemetry.span("enqueue", parent, {"messaging.destination.name": route.subject}):
+                    await self.enqueue(request, route.subject, request.request_id, headers)
+                yield generation
+
+    @asynccontextmanager
+    async def attach(self, request: GenerateRequest, keyed: Identity) -> AsyncIterator[Generation]:
+        """Read a request that runs or has ended, from its beginning. `request` needs no prompt.
+
+        Raises:
+            Unavailable: the queue is away.
+        """
+        async with self._reading(request, keyed, running=True) as reader:
+            over = await has_ended(self._transport, request.request_id)
+            generation = Generation(self, request, reader, keyed=keyed, over=over)
+            with _closing(generation):
+                yield generation
+
+    @asynccontextmanager
+    async def _reading(
+        self, request: GenerateRequest, keyed: Identity | None, *, running: bool
+    ) -> AsyncIterator[TokenReader]:
+        async with AsyncExitStack() as stack:
+            reader = await TokenReader.open(
+                self._transport,
+                request,
+                self.clock,
+                quiet_s=self.settings.quiet_s,
+                stuck_s=self.settings.journal_stuck_s,
+                running=running,
+            )
+            stack.push_async_callback(reader.close)
+            if keyed is not None:
+                present = await announce(self._transport, request.request_id)
+                stack.push_async_callback(present.close)
+            self._readers.add(reader)
+            stack.callback(self._readers.discard, reader)
+            yield reader
 
     async def enqueue(
         self, request: GenerateRequest, subject: str, message_id: str, headers: dict[str, str]
@@ -253,6 +305,10 @@ class Dispatcher:
         self._sending.add(task)
         task.add_done_callback(self._sending.discard)
 
+    async def _not_back(self, request_id: str) -> None:
+        reason: CancelReason = "client_disconnected"
+        await self._send_cancel(CancelRequest(request_id=request_id, reason=reason, choice=None, offset=None))
+
     async def _send_cancel(self, message: CancelRequest) -> None:
         try:
             await self._transport.append(
@@ -264,5 +320,19 @@ class Dispatcher:
             _log.warning("request %s could not be cancelled: %s", message.request_id, error.code)
 
     async def close(self) -> None:
-        """Wait for the cancellations that are under way."""
+        """Wait for the cancellations that are under way; no more for callers who may come back."""
+        await self.lingering.close()
         await asyncio.gather(*self._sending, return_exceptions=True)
+
+
+@contextmanager
+def _closing(generation: Generation) -> Iterator[None]:
+    """Whichever way a block is left that is not the stream's end, the generation is told."""
+    try:
+        yield
+    except (asyncio.CancelledError, GeneratorExit):
+        generation.leave()
+        raise
+    except BaseException as error:
+        generation.fail(error)
+        raise

@@ -1,36 +1,34 @@
-"""The life of one generation: authenticate, read, validate, render, route, enqueue, answer. Both endpoints share it."""
+"""The life of one generation: authenticate, read, validate, render, route, enqueue, tell. Both endpoints share it.
+
+With an Idempotency-Key it may be another call's generation: then nothing is enqueued, and that one is told (again).
+"""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
-from dataclasses import dataclass, replace
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Final
 
-from opentelemetry.trace import Span
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from services.gateway import faults
-from services.gateway.answer import Answer, Update
 from services.gateway.body import ClientDisconnect, read_json_object
 from services.gateway.connection import CallerGone, while_connected
-from services.gateway.dispatch import Generation
-from services.gateway.formats import Extras, Format
-from services.gateway.middleware import RequestContext, context_of, send_json
+from services.gateway.keys import Key, Mark, key_of, marks_of
+from services.gateway.middleware import RequestContext, context_of
 from services.gateway.model import ServedModel
 from services.gateway.resolve import Admission, budget, check_limits, resolve
+from services.gateway.resume import attach
 from services.gateway.routing import Route
 from services.gateway.schemas.fields import GenerationFields
 from services.gateway.service import Gateway
-from services.gateway.sse import EventNames, EventStream, event
-from shared.errors import BurstlineError, InvalidRequest
-from shared.protocol.messages import GenerateRequest, Identity, Priority
-from shared.protocol.stream import Claimed, Emit, End
+from services.gateway.sheet import make_sheet
+from services.gateway.telling import Telling
+from services.gateway.workers import Crew
+from shared.errors import InvalidRequest, NotFound, Overloaded, PayloadTooLarge
+from shared.protocol.messages import AnswerSheet, GenerateRequest, Identity, Priority
 
-_log = logging.getLogger(__name__)
 _PRIORITIES: Final[dict[str, Priority]] = {"high": "high", "normal": "normal", "low": "low"}
 
 
@@ -44,19 +42,18 @@ class Validated:
     tools: object
     priority: Priority
     deadline_s: float
+    key: Key | None
+    seen: dict[int, Mark] | None
 
 
 class GenerationResponse(Response):
     """Does all the work when it is called, because only then can it watch the caller's connection."""
 
-    def __init__(
-        self, gateway: Gateway, request: Request, schema: type[GenerationFields], form: type[Format]
-    ) -> None:
+    def __init__(self, gateway: Gateway, request: Request, schema: type[GenerationFields]) -> None:
         super().__init__()
         self._gateway: Final = gateway
         self._request: Final = request
         self._schema: Final = schema
-        self._form: Final = form
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         gateway, context = self._gateway, context_of(scope)
@@ -64,8 +61,13 @@ class GenerationResponse(Response):
             validated = await self._validate(context)
         except ClientDisconnect:
             raise CallerGone from None
+        run = _Run(gateway, context, validated)
+        known = await run.known()
+        if known is not None:
+            with gateway.attached.taken(validated.identity):
+                await while_connected(receive, run.tell_again(send, known))
+            return
         with gateway.slots.taken(validated.identity), gateway.metrics.in_flight.track_inprogress():
-            run = _Run(gateway, context, validated, self._form)
             await while_connected(receive, run.answer(send))
 
     async def _validate(self, context: RequestContext) -> Validated:
@@ -77,6 +79,12 @@ class GenerationResponse(Response):
         fields = faults.validate(self._schema, body)
         model = gateway.model(fields.model, identity)
         check_limits(fields, model, settings)
+        key = key_of(self._request.headers.get("idempotency-key"), self._request.url.path, body)
+        seen = marks_of(self._request.headers.get("last-event-id"))
+        if seen is not None and (key is None or not fields.streamed):
+            raise InvalidRequest(
+                "Last-Event-ID goes with an Idempotency-Key and stream: true", param="Last-Event-ID"
+            )
         offered = body.get("tools") if getattr(fields, "offers_tools", False) else None
         return Validated(
             identity=identity,
@@ -85,6 +93,8 @@ class GenerationResponse(Response):
             tools=offered,
             priority=self._priority(fields),
             deadline_s=self._deadline_s(),
+            key=key,
+            seen=seen,
         )
 
     def _priority(self, fields: GenerationFields) -> Priority:
@@ -117,44 +127,71 @@ class GenerationResponse(Response):
 class _Run:
     """One generation, from its validated fields to its last byte."""
 
-    def __init__(
-        self, gateway: Gateway, context: RequestContext, validated: Validated, form: type[Format]
-    ) -> None:
+    def __init__(self, gateway: Gateway, context: RequestContext, validated: Validated) -> None:
         self._gateway: Final = gateway
         self._context: Final = context
         self._validated: Final = validated
-        self._form: Final = form
-        self._first_token = True
+
+    async def known(self) -> AnswerSheet | None:
+        """The request that the caller's key stands for, if it has one that does.
+
+        Raises:
+            RemoteFailure: it stands for another body.
+            NotFound: it stands for nothing, and the caller wants to go on reading.
+            Unavailable: nobody can tell now.
+        """
+        validated = self._validated
+        if validated.key is None:
+            return None
+        found = await self._gateway.keys.recall(validated.identity, validated.key, self._context.span)
+        if found is None and validated.seen is not None:
+            raise NotFound("there is no such stream, or not any more")
+        return found
+
+    async def tell_again(self, send: Send, sheet: AnswerSheet) -> None:
+        """Nothing is enqueued: the request of the key runs, or has ended."""
+        validated, fields = self._validated, self._validated.fields
+        await attach(
+            self._gateway,
+            self._context,
+            validated.identity,
+            sheet,
+            send,
+            streamed=fields.streamed,
+            usage_chunk=fields.usage_chunk,
+            seen=validated.seen,
+        )
 
     async def answer(self, send: Send) -> None:
         """Everything after validation; runs while the caller is connected."""
-        request, route = await self._admit()
+        request, crew = await self._resolve()
         gateway, validated, root = self._gateway, self._validated, self._context.span
-        answer = Answer(request, validated.model, validated.fields)
-        extras = Extras(
-            trace_id=self._context.trace_id,
-            route=route.reason,
-            usage_chunk=validated.fields.usage_chunk,
-            token_ids=bool(validated.fields.return_token_ids),
+        route = await self._route(request, crew)
+        sheet = make_sheet(request, validated.fields, validated.model, route=route.reason)
+        if validated.key is not None:
+            other = await gateway.keys.remember(validated.identity, validated.key, sheet, root)
+            if other is not None:  # the same key came in at the same time
+                await self.tell_again(send, other)
+                return
+        telling = Telling(
+            gateway, self._context, sheet, validated.model, usage_chunk=validated.fields.usage_chunk
         )
-        form = self._form(answer, validated.model.vocabulary, extras)
-        async with gateway.dispatcher.open(request, route, root) as generation:
-            with gateway.telemetry.span(
-                "stream", root, {"burstline.streamed": validated.fields.streamed}
-            ) as span:
-                try:
-                    if validated.fields.streamed:
-                        await self._stream(send, generation, answer, form, span)
-                    else:
-                        await self._whole(send, generation, answer, form)
-                finally:
-                    self._tell(answer, generation)
+        keyed = None if validated.key is None else validated.identity
+        enqueued = False
+        try:
+            async with gateway.dispatcher.open(request, route, root, keyed=keyed) as generation:
+                enqueued = True
+                await telling.tell(send, generation, streamed=validated.fields.streamed)
+        except (Overloaded, PayloadTooLarge):  # of the queue: nothing was stored
+            if keyed is not None and not enqueued:
+                await gateway.keys.forget(keyed, request.request_id, root)
+            raise
 
-    async def _admit(self) -> tuple[GenerateRequest, Route]:
-        """Render, resolve and route. Everything here is refused before the queue knows of it."""
+    async def _resolve(self) -> tuple[GenerateRequest, Crew]:
+        """Render and decide every parameter. Everything here is refused before the queue knows of it."""
         gateway, context, validated = self._gateway, self._context, self._validated
-        model, fields, root = validated.model, validated.fields, context.span
-        prompt = await gateway.prompts.make(model, fields, tools=validated.tools, parent=root)
+        model, fields = validated.model, validated.fields
+        prompt = await gateway.prompts.make(model, fields, tools=validated.tools, parent=context.span)
         budget(fields, len(prompt.tokens), model.window, gateway.settings)
         crew = await gateway.crew(model)
         admission = Admission(
@@ -167,122 +204,13 @@ class _Run:
             deadline_ns=context.started_wall_ns + int(validated.deadline_s * 1e9),
             priority=validated.priority,
         )
-        request = resolve(fields, admission, gateway.settings)
+        return resolve(fields, admission, gateway.settings), crew
+
+    async def _route(self, request: GenerateRequest, crew: Crew) -> Route:
+        gateway, root = self._gateway, self._context.span
         with gateway.telemetry.span("lookup", root) as span:
             route = await gateway.router.route(request, crew, span)
             span.set_attributes({"burstline.route": route.reason, "burstline.entry_position": route.position})
         gateway.metrics.routes.labels(route.reason).inc()
         root.set_attributes({"burstline.request_id": request.request_id, "burstline.model": request.model})
-        return request, route
-
-    async def _whole(self, send: Send, generation: Generation, answer: Answer, form: Format) -> None:
-        async with aclosing(self._updates(generation, answer)) as updates:
-            async for update in updates:
-                form.add(update)
-        await send_json(send, 200, form.whole())
-
-    async def _stream(
-        self, send: Send, generation: Generation, answer: Answer, form: Format, span: Span
-    ) -> None:
-        """Once the headers are out, an error is told in band and the stream still ends as streams do (FR-47)."""
-        stream = EventStream(send, keep_alive_s=self._gateway.settings.keep_alive_s)
-        await stream.open()
-        try:
-            async with aclosing(self._events(generation, answer, form)) as events:
-                await stream.relay(events)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the reader must see an end (FR-47); it is logged
-            known = error if isinstance(error, BurstlineError) else BurstlineError("internal error")
-            span.add_event("cut", {"error.type": known.code})
-            self._gateway.metrics.cut.labels(known.code).inc()
-            _log.warning(
-                "request %s: the stream was cut (%s)",
-                self._context.request_id,
-                known.code,
-                exc_info=known is not error,
-            )
-            generation.cancel("operator")
-            await stream.fail(faults.body(known))
-        await stream.close()
-
-    async def _events(self, generation: Generation, answer: Answer, form: Format) -> AsyncGenerator[bytes]:
-        """SSE events. A finish waits for what follows it, so that the last one can carry the telemetry."""
-        usage = self._validated.fields.usage_chunk
-        held: tuple[str, dict[str, Any]] | None = None
-        names = EventNames()
-        async with aclosing(self._updates(generation, answer)) as updates:
-            async for update in updates:
-                if held is not None:
-                    yield event(form.chunk(held[1]), name=held[0])
-                    held = None
-                for choice in form.chunks(update):
-                    name = names.name(update.choice, update.position)
-                    if choice["finish_reason"] is None:
-                        yield event(form.chunk(choice), name=name)
-                    else:
-                        held = (name, choice)
-        if held is not None:
-            yield event(form.chunk(held[1], last=not usage), name=held[0])
-        if usage:
-            yield event(form.chunk(None, last=True))
-
-    async def _updates(self, generation: Generation, answer: Answer) -> AsyncGenerator[Update]:
-        """What happens to the answer; tells the worker about stop strings."""
-        async with aclosing(generation.messages()) as messages:
-            async for message in messages:
-                match message:
-                    case Claimed(started=started):
-                        answer.started = answer.started or started
-                    case Emit():
-                        self._note_first_token()
-                        update = answer.take(message)
-                        if update is not None and update.finish is not None:
-                            self._stop(generation, answer, update.choice)
-                        if update is not None and answer.complete:
-                            yield replace(update, finish=None)
-                            await self._last_word(generation, answer)
-                            yield replace(update, events=(), delivered=())
-                            return
-                        if update is not None:
-                            yield update
-                    case End(terminal=terminal):
-                        for update in answer.end(terminal):
-                            yield update
-
-    def _stop(self, generation: Generation, answer: Answer, choice: int) -> None:
-        offset = answer.stop_offset(choice)
-        if offset is not None:
-            generation.stop(None if answer.request.choices == 1 else choice, offset)
-            generation.cancelled = generation.cancelled or answer.complete
-
-    async def _last_word(self, generation: Generation, answer: Answer) -> None:
-        """The reader has everything; the terminal would only add telemetry, so it is not waited for long."""
-        terminal = await generation.terminal(self._gateway.settings.terminal_wait_s)
-        if terminal is not None and terminal.failure is None:
-            answer.terminal = terminal
-
-    def _note_first_token(self) -> None:
-        if self._first_token:
-            self._first_token = False
-            seconds = (self._gateway.clock.monotonic_ns() - self._context.started_ns) / 1e9
-            self._gateway.metrics.first_token_seconds.labels(self._validated.model.name).observe(seconds)
-            self._context.span.add_event("first_token", {"burstline.ttft_ms": seconds * 1e3})
-
-    def _tell(self, answer: Answer, generation: Generation) -> None:
-        """Figures of a generation, however it ended."""
-        usage, model = answer.usage(), self._validated.model.name
-        tokens = self._gateway.metrics.tokens
-        for kind, count in (
-            ("prompt", usage.prompt),
-            ("cached", usage.cached),
-            ("completion", usage.completion),
-        ):
-            tokens.labels(model, kind).inc(count)
-        self._context.span.set_attributes(
-            {
-                "burstline.prompt_tokens": usage.prompt,
-                "burstline.cached_tokens": usage.cached,
-                "burstline.completion_tokens": usage.completion,
-                "burstline.complete": answer.complete,
-                "burstline.ended": generation.ended,
-            }
-        )
+        return route

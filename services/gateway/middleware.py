@@ -31,7 +31,8 @@ _ROUTES: Final = frozenset(
 
 @dataclass(kw_only=True)
 class RequestContext:
-    """What goes with a request. `request_id` is ours and unique; the caller's label is only echoed (FR-65)."""
+    """What goes with a request. `request_id` is ours and unique (of a reader who comes back: the one that it reads); the
+    caller's label is only echoed (FR-65)."""
 
     request_id: str
     label: str
@@ -46,7 +47,10 @@ def route_of(path: str) -> str:
     """The path as a label: one of ours, or "other"."""
     if path in _ROUTES:
         return path
-    return "/v1/models/{id}" if path.startswith("/v1/models/") else "other"
+    for prefix in ("/v1/models/", "/v1/streams/"):
+        if path.startswith(prefix):
+            return prefix + "{id}"
+    return "other"
 
 
 def context_of(scope: Scope) -> RequestContext:

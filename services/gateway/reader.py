@@ -57,11 +57,21 @@ class TokenReader:
 
     @classmethod
     async def open(
-        cls, transport: Transport, request: GenerateRequest, clock: Clock, *, quiet_s: float, stuck_s: float
+        cls,
+        transport: Transport,
+        request: GenerateRequest,
+        clock: Clock,
+        *,
+        quiet_s: float,
+        stuck_s: float,
+        running: bool = False,
     ) -> TokenReader:
-        """Subscribe; when this returns no later frame is missed. Raises Unavailable."""
+        """Subscribe; when this returns no later frame is missed. `running`: the journal is read first. Raises Unavailable."""
         subscription = await transport.subscribe(subjects.tokens(request.request_id))
-        return cls(transport, request, subscription, clock, quiet_s=quiet_s, stuck_s=stuck_s)
+        reader = cls(transport, request, subscription, clock, quiet_s=quiet_s, stuck_s=stuck_s)
+        if running:
+            reader._take(stream.ask(reader._state))
+        return reader
 
     async def next(self, timeout_s: float) -> News | None:
         """The next news, or None after `timeout_s`.

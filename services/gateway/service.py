@@ -15,6 +15,7 @@ from services.gateway.broker import Broker
 from services.gateway.config import GatewaySettings
 from services.gateway.dispatch import Dispatcher
 from services.gateway.faults import RemoteFailure
+from services.gateway.keys import Keys
 from services.gateway.metrics import Metrics
 from services.gateway.model import ServedModel, load_model
 from services.gateway.prompts import PromptMaker
@@ -62,7 +63,10 @@ class Gateway:
         )
         self.prompts: Final = PromptMaker(settings, telemetry, clock)
         self.dispatcher: Final = Dispatcher(transport, telemetry, settings, clock, self.fleet)
+        self.keys: Final = Keys(self.broker, timeout_s=settings.broker_timeout_s)
         self.slots: Final = Slots(settings.max_in_flight)
+        self.attached: Final = Slots(settings.max_in_flight)
+        """Readers of requests that run already; a tenant at its limit may still come back to what it runs."""
         self.draining = False
         self._ending: asyncio.Task[None] | None = None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -27,17 +27,27 @@ def event(data: object, *, name: str | None = None) -> bytes:
 
 
 class EventNames:
-    """Ids of events: choice.token.sub-event. Tokens = those of the choice taken in when the event was made."""
+    """Ids of events: choice.token.sub-event, and after commas where the other choices are (a reader has one last id).
 
-    def __init__(self) -> None:
+    Tokens = those of the choice taken in when the event was made. How many events there are depends on the bursts; what
+    a reader has who knows an id does not, so any gateway can go on from it.
+    """
+
+    def __init__(self, seen: Mapping[int, tuple[int, int]] | None = None) -> None:
+        """`seen`: choice -> (token, sub-event) that the reader has."""
+        self._seen: Final = dict(seen or {})
         self._last: dict[int, tuple[int, int]] = {}
 
-    def name(self, choice: int, position: int) -> str:
-        """The next event's id."""
+    def name(self, choice: int, position: int) -> str | None:
+        """The next event's id; None if the reader has it."""
         last, sub = self._last.get(choice, (-1, 0))
-        sub = sub + 1 if last == position else 0
-        self._last[choice] = (position, sub)
-        return f"{choice}.{position}.{sub}"
+        mark = (position, sub + 1 if last == position else 0)
+        self._last[choice] = mark
+        if mark <= self._seen.get(choice, (-1, 0)):
+            return None
+        self._seen[choice] = mark
+        others = [f"{other}.{at}.{sub}" for other, (at, sub) in self._seen.items() if other != choice]
+        return ",".join([f"{choice}.{mark[0]}.{mark[1]}", *others])
 
 
 class EventStream:

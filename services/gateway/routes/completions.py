@@ -6,12 +6,10 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from services.gateway.chat_format import ChatFormat
 from services.gateway.generate import GenerationResponse
 from services.gateway.schemas.chat import ChatRequest
 from services.gateway.schemas.completions import CompletionRequest
 from services.gateway.service import Gateway
-from services.gateway.text_format import TextFormat
 
 
 def router(gateway: Gateway) -> APIRouter:
@@ -21,12 +19,12 @@ def router(gateway: Gateway) -> APIRouter:
     @routes.post("/chat/completions", openapi_extra=_body(ChatRequest))
     async def chat(request: Request) -> Response:
         """Answer a conversation."""
-        return GenerationResponse(gateway, request, ChatRequest, ChatFormat)
+        return GenerationResponse(gateway, request, ChatRequest)
 
     @routes.post("/completions", openapi_extra=_body(CompletionRequest))
     async def complete(request: Request) -> Response:
         """Continue a raw prompt."""
-        return GenerationResponse(gateway, request, CompletionRequest, TextFormat)
+        return GenerationResponse(gateway, request, CompletionRequest)
 
     return routes
 

@@ -24,9 +24,12 @@ from shared.protocol.messages import (
     Authenticate,
     CancelRequest,
     ChoiceEnd,
+    Done,
     EntryRef,
     Failure,
+    Find,
     FinishReason,
+    Forget,
     Frame,
     GenerateRequest,
     Heartbeat,
@@ -34,6 +37,9 @@ from shared.protocol.messages import (
     Lookup,
     LookupReply,
     Message,
+    Recall,
+    Remember,
+    Remembered,
     SpecTelemetry,
     Speculation,
     Started,
@@ -64,7 +70,7 @@ def words(text: str, *, size: int = 1) -> list[list[int]]:
 
 
 class FakeBroker:
-    """Answers Authenticate and Lookup."""
+    """Answers what gateways ask."""
 
     def __init__(self) -> None:
         self.identities = {
@@ -76,6 +82,8 @@ class FakeBroker:
         self.failure: Failure | None = None
         self.delay_s = 0.0
         self.asked = asyncio.Event()
+        self.bound: dict[tuple[str, str], Remember] = {}
+        """(tenant, key) -> what binds it."""
 
     async def answer(self, message: Received) -> bytes:
         """One call."""
@@ -93,8 +101,35 @@ class FakeBroker:
                 )
             case Lookup():
                 return codec.encode(LookupReply(failure=self.failure, entry=self.entry))
+            case Remember() | Recall() | Find() | Forget():
+                return codec.encode(self._by_key(call))
             case _:
                 raise AssertionError(type(call))
+
+    def _by_key(self, call: Remember | Recall | Find | Forget) -> Remembered | Done:
+        if self.failure is not None:
+            return Remembered(failure=self.failure, request_id=None, sheet=b"", new=False)
+        if isinstance(call, Find | Forget):
+            mine = {place: one for place, one in self.bound.items() if one.request_id == call.request_id}
+            found = [one for (tenant, _), one in mine.items() if tenant == call.tenant]
+            if isinstance(call, Forget):
+                self.bound = {place: one for place, one in self.bound.items() if one not in found}
+                return Done(failure=None)
+            missing = Failure(code="not_found", message="no", status=404, retry_after_s=None)
+            return _remembered(found[0]) if found else _remembered(None, failure=missing)
+        known = self.bound.get((call.tenant, call.key))
+        if known is not None and known.body != call.body:
+            reused = Failure(code="idempotency_key_reused", message="no", status=409, retry_after_s=None)
+            return _remembered(None, failure=reused)
+        if known is None and isinstance(call, Remember):
+            self.bound[call.tenant, call.key] = call
+            return _remembered(call, new=True)
+        return _remembered(known)
+
+
+def _remembered(bound: Remember | None, *, new: bool = False, failure: Failure | None = None) -> Remembered:
+    request, sheet = (None, b"") if bound is None else (bound.request_id, bound.sheet)
+    return Remembered(failure=failure, request_id=request, sheet=sheet, new=new)
 
 
 def _identity(tenant: str, key_id: str, *, failure: Failure | None = None) -> Identity:

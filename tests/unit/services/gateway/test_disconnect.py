@@ -18,12 +18,13 @@ CHAT = "/v1/chat/completions"
 class Caller:
     """A caller that sends a request, and leaves when told."""
 
-    def __init__(self, line: Line, path: str, body: dict[str, Any]) -> None:
+    def __init__(self, line: Line, path: str, body: dict[str, Any], *, key: str | None = None) -> None:
         self._body = [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}]
         self._gone = asyncio.Event()
         self.sent: list[dict[str, Any]] = []
         self.got = asyncio.Event()
         headers = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
+        keyed = [] if key is None else [(b"idempotency-key", key.encode())]
         scope = {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.4"},
@@ -33,7 +34,7 @@ class Caller:
             "path": path,
             "raw_path": path.encode(),
             "query_string": b"",
-            "headers": [*headers, (b"content-type", b"application/json")],
+            "headers": [*headers, (b"content-type", b"application/json"), *keyed],
             "client": ("127.0.0.1", 1),
             "server": ("127.0.0.1", 2),
         }

@@ -1,0 +1,197 @@
+"""A generation told to one reader: as a stream of events or as one object, from its beginning or from where the reader is."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from typing import Any, Final
+
+from opentelemetry.trace import Span
+from starlette.types import Send
+
+from services.gateway import faults
+from services.gateway.answer import Answer, Update
+from services.gateway.chat_format import ChatFormat
+from services.gateway.dispatch import Generation
+from services.gateway.formats import Extras
+from services.gateway.keys import Mark
+from services.gateway.middleware import RequestContext, send_json
+from services.gateway.model import ServedModel
+from services.gateway.service import Gateway
+from services.gateway.sse import EventNames, EventStream, event
+from services.gateway.text_format import TextFormat
+from shared.errors import BurstlineError
+from shared.protocol.messages import AnswerSheet
+from shared.protocol.stream import Claimed, Emit, End
+
+_log = logging.getLogger(__name__)
+
+
+class Telling:
+    """One telling. `seen`: choice -> the last event that the reader has. `again`: the request was enqueued by another call,
+    so it counts in no figure."""
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        context: RequestContext,
+        sheet: AnswerSheet,
+        model: ServedModel,
+        *,
+        usage_chunk: bool,
+        seen: Mapping[int, Mark] | None = None,
+        again: bool = False,
+    ) -> None:
+        self._gateway: Final = gateway
+        self._context: Final = context
+        self._model: Final = model
+        self._usage_chunk: Final = usage_chunk
+        self._seen: Final = seen
+        self._again: Final = again
+        cuts = {choice: token for choice, (token, _) in (seen or {}).items()}
+        self._answer: Final = Answer(sheet, model, cuts=cuts)
+        extras = Extras(
+            trace_id=context.trace_id,
+            route=sheet.route,
+            usage_chunk=usage_chunk,
+            token_ids=sheet.token_ids,
+        )
+        form = ChatFormat if sheet.chat else TextFormat
+        self._form: Final = form(self._answer, model.vocabulary, extras)
+        self._first_token = not again
+
+    async def tell(self, send: Send, generation: Generation, *, streamed: bool) -> None:
+        """All of it, to its end."""
+        with self._gateway.telemetry.span(
+            "stream", self._context.span, {"burstline.streamed": streamed, "burstline.attached": self._again}
+        ) as span:
+            try:
+                if streamed:
+                    await self._stream(send, generation, span)
+                else:
+                    await self._whole(send, generation)
+            finally:
+                self._tell(generation)
+
+    async def _whole(self, send: Send, generation: Generation) -> None:
+        async with aclosing(self._updates(generation)) as updates:
+            async for update in updates:
+                self._form.add(update)
+        await send_json(send, 200, self._form.whole())
+
+    async def _stream(self, send: Send, generation: Generation, span: Span) -> None:
+        """Once the headers are out, an error is told in band and the stream still ends as streams do (FR-47)."""
+        stream = EventStream(send, keep_alive_s=self._gateway.settings.keep_alive_s)
+        await stream.open()
+        try:
+            async with aclosing(self._events(generation)) as events:
+                await stream.relay(events)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the reader must see an end (FR-47); it is logged
+            known = error if isinstance(error, BurstlineError) else BurstlineError("internal error")
+            span.add_event("cut", {"error.type": known.code})
+            self._gateway.metrics.cut.labels(known.code).inc()
+            _log.warning(
+                "request %s: the stream was cut (%s)",
+                self._context.request_id,
+                known.code,
+                exc_info=known is not error,
+            )
+            generation.fail(error)
+            await stream.fail(faults.body(known))
+        await stream.close()
+
+    async def _events(self, generation: Generation) -> AsyncGenerator[bytes]:
+        """SSE events. A finish waits for what follows it, so that the last one can carry the telemetry."""
+        held: tuple[str, dict[str, Any]] | None = None
+        form = self._form
+        async with aclosing(self._named(generation)) as chunks:
+            async for name, choice in chunks:
+                if held is not None:
+                    yield event(form.chunk(held[1]), name=held[0])
+                    held = None
+                if choice["finish_reason"] is None:
+                    yield event(form.chunk(choice), name=name)
+                else:
+                    held = (name, choice)
+        if held is not None:
+            yield event(form.chunk(held[1], last=not self._usage_chunk), name=held[0])
+        if self._usage_chunk:
+            yield event(form.chunk(None, last=True))
+
+    async def _named(self, generation: Generation) -> AsyncGenerator[tuple[str, dict[str, Any]]]:
+        """`choices` elements that the reader does not have, with their ids. The role comes before any token."""
+        names = EventNames(self._seen)
+        async with aclosing(self._updates(generation)) as updates:
+            async for update in updates:
+                for choice in self._form.chunks(update):
+                    opens = "role" in choice.get("delta", ())
+                    name = names.name(update.choice, 0 if opens else update.position)
+                    if name is not None:
+                        yield name, choice
+
+    async def _updates(self, generation: Generation) -> AsyncGenerator[Update]:
+        """What happens to the answer; tells the worker about stop strings."""
+        answer = self._answer
+        async with aclosing(generation.messages()) as messages:
+            async for message in messages:
+                match message:
+                    case Claimed(started=started):
+                        answer.started = answer.started or started
+                    case Emit():
+                        self._note_first_token()
+                        updates = answer.take(message)
+                        if updates and updates[-1].finish is not None:
+                            self._stop(generation, message.choice)
+                        for update in updates[:-1]:
+                            yield update
+                        if updates and answer.complete:
+                            await self._last_word(generation)
+                            yield updates[-1]
+                            return
+                        if updates:
+                            yield updates[-1]
+                    case End(terminal=terminal):
+                        for update in answer.end(terminal):
+                            yield update
+
+    def _stop(self, generation: Generation, choice: int) -> None:
+        answer = self._answer
+        offset = answer.stop_offset(choice)
+        if offset is not None:
+            generation.stop(None if answer.request.choices == 1 else choice, offset)
+            generation.cancelled = generation.cancelled or answer.complete
+
+    async def _last_word(self, generation: Generation) -> None:
+        """The reader has everything; the terminal would only add telemetry, so it is not waited for long."""
+        terminal = await generation.terminal(self._gateway.settings.terminal_wait_s)
+        if terminal is not None and terminal.failure is None:
+            self._answer.terminal = terminal
+
+    def _note_first_token(self) -> None:
+        if self._first_token:
+            self._first_token = False
+            seconds = (self._gateway.clock.monotonic_ns() - self._context.started_ns) / 1e9
+            self._gateway.metrics.first_token_seconds.labels(self._model.name).observe(seconds)
+            self._context.span.add_event("first_token", {"burstline.ttft_ms": seconds * 1e3})
+
+    def _tell(self, generation: Generation) -> None:
+        """Figures of a generation, however it ended."""
+        answer, model = self._answer, self._model.name
+        usage = answer.usage()
+        tokens = self._gateway.metrics.tokens
+        for kind, count in (
+            ("prompt", usage.prompt),
+            ("cached", usage.cached),
+            ("completion", usage.completion),
+        ):
+            tokens.labels(model, kind).inc(0 if self._again else count)
+        self._context.span.set_attributes(
+            {
+                "burstline.prompt_tokens": usage.prompt,
+                "burstline.cached_tokens": usage.cached,
+                "burstline.completion_tokens": usage.completion,
+                "burstline.complete": answer.complete,
+                "burstline.ended": generation.ended,
+            }
+        )
