@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import Final, Literal
 
 from services.gateway.config import GatewaySettings
+from services.gateway.keys import Owner
 from services.gateway.lingering import Lingering, announce, has_ended
 from services.gateway.orphans import OrphanWatch
 from services.gateway.reader import Claimed, End, News, TokenReader
@@ -28,7 +29,7 @@ from services.gateway.workers import Fleet
 from shared.clock import Clock
 from shared.errors import BurstlineError, DeadlineExceeded, Overloaded, Unavailable
 from shared.protocol import codec, subjects
-from shared.protocol.messages import CancelRequest, GenerateRequest, Identity, Terminal
+from shared.protocol.messages import CancelRequest, GenerateRequest, Terminal
 from shared.telemetry import Parent, Telemetry
 from shared.transport.base import Transport
 
@@ -37,6 +38,7 @@ _log = logging.getLogger(__name__)
 _WATCH_S: Final = 1.0
 """How often a request's workers are looked at while nothing comes."""
 
+Then = Callable[[], Awaitable[None]]
 CancelReason = Literal["client_disconnected", "stop_string", "deadline", "operator"]
 
 
@@ -51,7 +53,7 @@ class Generation:
         *,
         worker: str | None = None,
         headers: dict[str, str] | None = None,
-        keyed: Identity | None = None,
+        keyed: Owner | None = None,
         over: bool = False,
     ) -> None:
         """`worker`: the only one who can see it. `keyed`: whose it is, if its caller can come back to it. `over`: its
@@ -141,7 +143,7 @@ class Generation:
             self.cancel("deadline")
             raise DeadlineExceeded("the request's deadline passed")
         if self._clock.monotonic_ns() >= queue_until and not await self._begun():
-            self.cancel("deadline")
+            self.cancel("deadline", then=None if self._keyed is None else self._keyed.forget)
             raise Overloaded(
                 f"no worker took the request within {self._settings.queue_deadline_s:g} s", retry_after_s=5
             )
@@ -167,7 +169,7 @@ class Generation:
         if self._keyed is None:
             self.cancel("client_disconnected")
         elif not self.ended and not self.cancelled:
-            self._dispatcher.lingering.begin(self._keyed, self.request.request_id)
+            self._dispatcher.lingering.begin(self._keyed.identity, self.request.request_id)
 
     def fail(self, error: BaseException) -> None:
         """It cannot be told to its end here. With a key another gateway can go on, if it is this one that ends."""
@@ -175,11 +177,11 @@ class Generation:
         if self._keyed is None or not goes_on:
             self.cancel("operator")
 
-    def cancel(self, reason: CancelReason) -> None:
-        """End all of it. Idempotent; nothing to do after the terminal."""
+    def cancel(self, reason: CancelReason, *, then: Then | None = None) -> None:
+        """End all of it, and `then` that once it is sure to end. Idempotent; nothing to do after the terminal."""
         if not self.ended and not self.cancelled:
             self.cancelled = True
-            self._dispatcher.send_cancel(self.request.request_id, reason, None, None)
+            self._dispatcher.send_cancel(self.request.request_id, reason, None, None, then=then)
 
 
 class Dispatcher:
@@ -210,7 +212,7 @@ class Dispatcher:
 
     @asynccontextmanager
     async def open(
-        self, request: GenerateRequest, route: Route, parent: Parent, *, keyed: Identity | None = None
+        self, request: GenerateRequest, route: Route, parent: Parent, *, keyed: Owner | None = None
     ) -> AsyncIterator[Generation]:
         """Enqueue `request` and yield its generation. Leaving the block early cancels it, unless it is `keyed`.
 
@@ -228,7 +230,7 @@ class Dispatcher:
                 yield generation
 
     @asynccontextmanager
-    async def attach(self, request: GenerateRequest, keyed: Identity) -> AsyncIterator[Generation]:
+    async def attach(self, request: GenerateRequest, keyed: Owner) -> AsyncIterator[Generation]:
         """Read a request that runs or has ended, from its beginning. `request` needs no prompt.
 
         Raises:
@@ -242,7 +244,7 @@ class Dispatcher:
 
     @asynccontextmanager
     async def _reading(
-        self, request: GenerateRequest, keyed: Identity | None, *, running: bool
+        self, request: GenerateRequest, keyed: Owner | None, *, running: bool
     ) -> AsyncIterator[TokenReader]:
         async with AsyncExitStack() as stack:
             reader = await TokenReader.open(
@@ -297,11 +299,17 @@ class Dispatcher:
             await reader.abort(Unavailable("this gateway is shutting down", code="shutting_down"))
 
     def send_cancel(
-        self, request_id: str, reason: CancelReason, choice: int | None, offset: int | None
+        self,
+        request_id: str,
+        reason: CancelReason,
+        choice: int | None,
+        offset: int | None,
+        *,
+        then: Then | None = None,
     ) -> None:
-        """Journal a cancellation in the background."""
+        """Journal a cancellation in the background, and do `then` once it is stored."""
         message = CancelRequest(request_id=request_id, reason=reason, choice=choice, offset=offset)
-        task = asyncio.create_task(self._send_cancel(message), name=f"cancel {request_id}")
+        task = asyncio.create_task(self._send_cancel(message, then), name=f"cancel {request_id}")
         self._sending.add(task)
         task.add_done_callback(self._sending.discard)
 
@@ -309,7 +317,7 @@ class Dispatcher:
         reason: CancelReason = "client_disconnected"
         await self._send_cancel(CancelRequest(request_id=request_id, reason=reason, choice=None, offset=None))
 
-    async def _send_cancel(self, message: CancelRequest) -> None:
+    async def _send_cancel(self, message: CancelRequest, then: Then | None = None) -> None:
         try:
             await self._transport.append(
                 subjects.cancel(message.request_id),
@@ -318,6 +326,9 @@ class Dispatcher:
             )
         except BurstlineError as error:
             _log.warning("request %s could not be cancelled: %s", message.request_id, error.code)
+            return
+        if then is not None:
+            await then()
 
     async def close(self) -> None:
         """Wait for the cancellations that are under way; no more for callers who may come back."""

@@ -176,15 +176,17 @@ class _Run:
         telling = Telling(
             gateway, self._context, sheet, validated.model, usage_chunk=validated.fields.usage_chunk
         )
-        keyed = None if validated.key is None else validated.identity
+        owner = None
+        if validated.key is not None:
+            owner = gateway.keys.owner(validated.identity, request.request_id, root)
         enqueued = False
         try:
-            async with gateway.dispatcher.open(request, route, root, keyed=keyed) as generation:
+            async with gateway.dispatcher.open(request, route, root, keyed=owner) as generation:
                 enqueued = True
                 await telling.tell(send, generation, streamed=validated.fields.streamed)
         except (Overloaded, PayloadTooLarge):  # of the queue: nothing was stored
-            if keyed is not None and not enqueued:
-                await gateway.keys.forget(keyed, request.request_id, root)
+            if owner is not None and not enqueued:
+                await owner.forget()
             raise
 
     async def _resolve(self) -> tuple[GenerateRequest, Crew]:

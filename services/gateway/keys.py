@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -76,6 +76,14 @@ def marks_of(header: str | None) -> dict[int, Mark] | None:
     return marks
 
 
+@dataclass(frozen=True, kw_only=True)
+class Owner:
+    """Whose a request with a key is, and how its key becomes free."""
+
+    identity: Identity
+    forget: Callable[[], Awaitable[None]]
+
+
 class Keys:
     """The broker calls about keys."""
 
@@ -124,8 +132,12 @@ class Keys:
         found = await self._ask(Find(tenant=identity.tenant, request_id=request_id), parent)
         return codec.decode_as(AnswerSheet, found.sheet)
 
+    def owner(self, identity: Identity, request_id: str, parent: Parent) -> Owner:
+        """What goes with a request that has a key."""
+        return Owner(identity=identity, forget=lambda: self.forget(identity, request_id, parent))
+
     async def forget(self, identity: Identity, request_id: str, parent: Parent) -> None:
-        """The request was not enqueued. Best effort: else its key is free when it expires."""
+        """The request will not run. Best effort: else its key is free when it expires."""
         call = Forget(tenant=identity.tenant, request_id=request_id)
         try:
             await self._broker.call(call, Done, timeout_s=self._timeout_s, parent=parent)

@@ -39,7 +39,8 @@ async def attach(
     context.request_id = request.request_id
     context.span.set_attributes({"burstline.request_id": request.request_id, "burstline.attached": True})
     telling = Telling(gateway, context, sheet, model, usage_chunk=usage_chunk, seen=seen, again=True)
-    async with gateway.dispatcher.attach(request, identity) as generation:
+    owner = gateway.keys.owner(identity, request.request_id, context.span)
+    async with gateway.dispatcher.attach(request, owner) as generation:
         await telling.tell(send, generation, streamed=streamed)
 
 

@@ -256,6 +256,38 @@ async def test_a_queue_that_is_full_frees_the_key(line: Line, monkeypatch: pytes
     assert (await post(line)).status_code == 200
 
 
+async def test_a_request_that_no_worker_took_frees_its_key_once_it_is_cancelled() -> None:
+    async with running_line(queue_deadline_s=0.2, quiet_s=0.05) as line:
+
+        async def deaf(work: Work) -> None:
+            await work.cancelled.wait()
+
+        line.worker.script = deaf
+        assert (await post(line)).status_code == 503
+        await line.gateway.dispatcher.close()
+        assert line.worker.works[0].cancels[0].reason == "deadline"
+        assert line.broker.bound == {}
+
+
+async def test_fr_124_a_gateway_that_ends_leaves_a_request_with_a_key_to_others(line: Line) -> None:
+    line.worker.script = until_cancelled
+    keyed, plain = (Caller(line, CHAT, body(stream=True), key=key) for key in ("k", None))
+    async with asyncio.timeout(10):
+        await asyncio.gather(keyed.got.wait(), plain.got.wait())
+    await line.gateway.dispatcher.abort()
+    async with asyncio.timeout(10):
+        await asyncio.gather(keyed.task, plain.task)
+    assert all(
+        b"shutting_down" in b"".join(one.get("body", b"") for one in caller.sent) for caller in (keyed, plain)
+    )
+    await line.gateway.dispatcher.close()
+    (bound,) = line.broker.bound.values()
+    assert {work.request.request_id == bound.request_id: len(work.cancels) for work in line.worker.works} == {
+        True: 0,
+        False: 1,
+    }
+
+
 async def test_what_is_kept_of_a_request_has_no_prompt(line: Line) -> None:
     await post(line, cache_salt="pepper", session_id="mine")
     (bound,) = line.broker.bound.values()
