@@ -176,11 +176,14 @@ class _Run:
 
     def joins(self, events: list[Event]) -> bool:
         """Whether what a further token gives leaves this one event at most."""
-        return len(merge([*self._events, *events])) <= 1
+        if not self._events or not events:
+            return len(self._events) + len(events) <= 1
+        return len(merge([*self._events, *events])) == 1
 
     def add(self, position: int, events: list[Event], delivered: list[Delivered]) -> None:
         self._position = position
-        self._events = merge([*self._events, *events])
+        if events:
+            self._events = merge([*self._events, *events])
         self._delivered.extend(delivered)
 
     def close(self) -> list[Update]:

@@ -121,6 +121,8 @@ class ChoiceText:
 
 def merge(events: list[Event]) -> list[Event]:
     """Neighbours of one kind of text as one."""
+    if len(events) < 2:
+        return events
     merged: list[Event] = []
     for event in events:
         last = merged[-1] if merged else None
