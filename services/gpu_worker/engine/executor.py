@@ -67,15 +67,22 @@ class Executor:
             chunk = session.next_chunk(min(rows, stream.chunk_rows(most)), self._cache)
             with self._launch([stream]):
                 (hidden,) = self._runner.prefill([chunk])
+                session.score(chunk, hidden, self._runner.logits)
                 session.prefilled(chunk, hidden, self._cache)
                 if session.primed:
                     session.end_prime(self._runner.logits(hidden[-1:]).numpy()[0])
             rows -= len(chunk.tokens)
             self._counters.prefill_tokens += len(chunk.tokens)
             self.announce(session.drain_captures())
+            self._tell_scores(stream)
             self._between()
         if session.primed and not stream.aside:
             self._tell(stream.primed(self._clock.wall_ns()))
+
+    def _tell_scores(self, stream: Stream) -> None:
+        scored = stream.prompt_scored(self._clock.wall_ns()) if stream.going else None
+        if scored is not None:
+            self._tell(scored)
 
     def decode(
         self,

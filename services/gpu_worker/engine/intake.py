@@ -26,6 +26,10 @@ def check_request(request: GenerateRequest, *, vocab: int, window: int) -> None:
         raise InvalidRequest("the chain keys do not fit the prompt", param="chain")
     if len(request.emitted) > request.max_tokens:
         raise InvalidRequest("more tokens were emitted than the budget allows", param="emitted")
+    if request.prompt_logprobs is not None and (request.prompt_logprobs < 0 or request.use_cache):
+        raise InvalidRequest(
+            "prompt log probabilities are counts, and bypass the cache", param="prompt_logprobs"
+        )
     if request.speculation_k < 0 or (request.top_logprobs or 0) < 0:
         raise InvalidRequest("a count is negative", param="speculation_k")
     _check_ids("tokens", request.tokens, vocab)

@@ -63,6 +63,7 @@ class GenerateRequest:
     drafter: DrafterKind = "mtp"  #: a model without an MTP head decodes plainly instead
     speculation_k: int = 0  #: drafts a round; 0 = plain decode
     top_logprobs: int | None = None  #: null = no logprobs; 0 = the chosen token's alone
+    prompt_logprobs: int | None = None  #: k best of every prompt row; such a request bypasses the cache
     labels: tuple[str, ...] = ()  #: session, user, narrowest first: nominate a parked session, never a key
     emitted: tuple[int, ...] = ()  #: tokens that an earlier attempt journalled: verified, never emitted again
 
@@ -145,6 +146,19 @@ class Primed:
     tokens: int
     chunks: int
     start_ns: int
+    end_ns: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PromptScored:
+    """Log probabilities of prompt tokens, for a request that asked (R-Q20). `entries[i]` scores prompt token
+    `offset + i + 1`, from the row before it; the pieces of a prompt come in order and have `prompt_len - 1` entries
+    together. One piece is at most one prefill launch."""
+
+    request_id: str
+    choice: int
+    offset: int
+    entries: tuple[TokenLogprob, ...]
     end_ns: int
 
 
@@ -235,7 +249,9 @@ class Finished:
     end_ns: int
 
 
-Event: TypeAlias = Admitted | HitDropped | Primed | Burst | Captured | DrafterOff | Parked | Finished
+Event: TypeAlias = (
+    Admitted | HitDropped | PromptScored | Primed | Burst | Captured | DrafterOff | Parked | Finished
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from services.gpu_worker.engine.config import BLOCK_ROWS
+from services.gpu_worker.engine.requests import TokenLogprob
 from shared.errors import EngineFault
 
 
@@ -58,6 +59,10 @@ class SequenceState:
     cached_prefix_blocks: int = 0  #: leading blocks that came from the tree; not referenced again on insert
     prefix_ref_tokens: int = 0  #: rows whose blocks are referenced though `tokens` may still be empty
     prefix_lookup_applied: bool = False  #: a retried chunk 0 replays the decision instead of asking again
+    collect_prompt_logprobs: int | None = (
+        None  #: alternatives to list of every prompt row; null = none are made
+    )
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  #: entry i scores prompt token i + 1
     guard: ResourceGuard = field(default_factory=ResourceGuard)
 
     @classmethod
@@ -69,6 +74,21 @@ class SequenceState:
     def seq_len(self) -> int:
         """Committed rows: the position of the next row."""
         return len(self.tokens)
+
+    def begin_prompt(self, length: int) -> None:
+        """Note the prompt's length at the first prefill. Raises EngineFault when a later one says another (R-Q1)."""
+        if self.prompt_len not in (None, length):
+            raise EngineFault(f"a prompt of {self.prompt_len} tokens became one of {length}")
+        self.prompt_len = length
+
+    def hss_window_start(self) -> int:
+        """First logical block that is on the device: no layer here has a window and nothing is swapped out (R-Q25)."""
+        return 0
+
+    def physical_block_for(self, logical: int) -> int | None:
+        """The block that holds rows 64 `logical` on; null = none on the device."""
+        index = logical - self.hss_window_start()
+        return self.block_table[index] if 0 <= index < len(self.block_table) else None
 
     @property
     def rows_left(self) -> int:

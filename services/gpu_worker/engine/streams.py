@@ -18,6 +18,7 @@ from services.gpu_worker.engine.requests import (
     GenerateRequest,
     Parked,
     Primed,
+    PromptScored,
     SpecTelemetry,
 )
 from services.gpu_worker.engine.sessions.base import Session
@@ -41,6 +42,7 @@ class Past:
     retries: int
     cached_tokens: int  #: of the first admission (R-Q12)
     preempted: int = 0  #: times that it gave way
+    scored: int = 0  #: prompt tokens whose log probabilities were told
     capture_disabled: bool = False  #: a launch of it did not fit (R-S8)
 
 
@@ -98,6 +100,7 @@ class Stream:
     retries: int = field(init=False)  #: failures alone since it last had a new token
     blamed: bool = False
     preempted: bool = False
+    scored: int = field(init=False)  #: prompt tokens whose log probabilities were told
     told: SpecTelemetry = field(init=False)  #: what earlier bursts reported
     _off: DrafterOffReason | None = None
     _off_told: bool = False
@@ -105,6 +108,7 @@ class Stream:
     def __post_init__(self) -> None:
         self.emitted = list(self.request.emitted)
         self.retries = self.past.retries if self.past else 0
+        self.scored = self.past.scored if self.past else 0
         self.told = self.past.told if self.past else SpecTelemetry()
 
     @property
@@ -173,6 +177,7 @@ class Stream:
             retries=self.retries,
             cached_tokens=self.cached_tokens,
             preempted=(self.past.preempted if self.past else 0) + self.preempted,
+            scored=self.scored,
             capture_disabled=self.aside or self.session.capture_disabled,
         )
         request = replace(self.request, emitted=tuple(self.emitted))
@@ -199,6 +204,20 @@ class Stream:
             tokens=len(self.request.tokens) - self.session.sequence.cached_prefix_tokens,
             chunks=self.session.chunks,
             start_ns=self.prime_ns,
+            end_ns=now_ns,
+        )
+
+    def prompt_scored(self, now_ns: int) -> PromptScored | None:
+        """Log probabilities that were not told yet, by an earlier life neither; null without any."""
+        entries = tuple(self.session.sequence.prompt_logprobs[self.scored :])
+        if not entries:
+            return None
+        offset, self.scored = self.scored, self.scored + len(entries)
+        return PromptScored(
+            request_id=self.request.request_id,
+            choice=self.request.choice,
+            offset=offset,
+            entries=entries,
             end_ns=now_ns,
         )
 

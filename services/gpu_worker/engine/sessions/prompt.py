@@ -5,7 +5,7 @@ Knows the prompt's rows and the cache. Does not know what is sampled from them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
@@ -15,6 +15,7 @@ from services.gpu_worker.engine.cache.entry import Capture
 from services.gpu_worker.engine.cache.manager import CacheManager
 from services.gpu_worker.engine.config import BLOCK_ROWS
 from services.gpu_worker.engine.requests import GenerateRequest
+from services.gpu_worker.engine.sampling import token_logprob
 from services.gpu_worker.engine.sequence import SequenceState
 from services.gpu_worker.engine.sessions.outcome import Checkpoint, Decline, DeclineReason
 from services.gpu_worker.engine.sessions.telemetry import SessionCounters
@@ -35,6 +36,7 @@ class PromptSide:
         """`last_hidden` [H] belongs to the row before the first one to prime, zeros when there is none."""
         self.request = request
         self.sequence = sequence
+        sequence.collect_prompt_logprobs = request.prompt_logprobs
         self.last_hidden = last_hidden
         self.capture_disabled = capture_disabled
         self.counters = counters
@@ -95,7 +97,7 @@ class PromptSide:
         if self._cuts is None:
             self._cuts = self._plan_cuts(cache)
             self._keep_checkpoint(cache)
-        self.sequence.prompt_len = len(self.request.tokens)
+        self.sequence.begin_prompt(len(self.request.tokens))
         cut = next((position for position in self._cuts if position > start), len(self.request.tokens))
         stop = min(start + budget, cut, len(self.request.tokens))
         return PrefillChunk(
@@ -135,6 +137,20 @@ class PromptSide:
         else:
             if capture is not None:
                 self.boundary_captures.append(capture)
+
+    def score(self, chunk: PrefillChunk, hidden: Tensor, logits: Callable[[Tensor], Tensor]) -> None:
+        """Keep the log probability of every prompt token after a row of this chunk (`hidden` [n, H]), if somebody asked
+        (R-Q20). One tile of rows at a time, so that memory does not grow with the chunk."""
+        top = self.sequence.collect_prompt_logprobs
+        if top is None:
+            return
+        following = self.request.tokens[chunk.start + 1 : chunk.start + len(chunk.tokens) + 1]
+        for first in range(0, len(following), BLOCK_ROWS):
+            tokens = following[first : first + BLOCK_ROWS]
+            rows = logits(hidden[first : first + len(tokens)]).numpy()
+            self.sequence.prompt_logprobs.extend(
+                token_logprob(row, token, top) for row, token in zip(rows, tokens, strict=True)
+            )
 
     def _plan_cuts(self, cache: CacheManager) -> list[int]:
         if not self.request.use_cache or self.capture_disabled:

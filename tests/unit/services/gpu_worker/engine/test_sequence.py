@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from services.gpu_worker.engine.sequence import ResourceGuard, SequenceState
 from shared.errors import EngineFault
@@ -65,3 +67,53 @@ def test_r_q16_rows_never_exceed_the_blocks() -> None:
     with pytest.raises(EngineFault):
         sequence.commit([1])
     assert sequence.seq_len == sequence.kv_valid_tokens == 64
+
+
+@given(failing=st.lists(st.booleans(), max_size=6), calls=st.integers(1, 4))
+@settings(max_examples=50, deadline=None)
+def test_r_q4_each_resource_returns_exactly_once_whatever_fails_and_however_often_it_is_asked(
+    failing: list[bool], calls: int
+) -> None:
+    returned: list[int] = []
+    guard = ResourceGuard()
+
+    def owned(number: int, fails: bool) -> None:
+        def release() -> None:
+            returned.append(number)
+            if fails:
+                raise EngineFault("refused")
+
+        guard.add(release)
+
+    for number, fails in enumerate(failing):
+        owned(number, fails)
+    for call in range(calls):
+        if any(failing) and call == 0:
+            with pytest.raises(EngineFault):
+                guard.release()
+        else:
+            guard.release()
+    assert returned == list(range(len(failing)))[::-1]
+
+
+def test_r_q1_the_length_of_the_prompt_never_changes() -> None:
+    sequence = SequenceState.host_only()
+    sequence.begin_prompt(70)
+    sequence.begin_prompt(70)
+    with pytest.raises(EngineFault):
+        sequence.begin_prompt(71)
+    assert sequence.prompt_len == 70
+
+
+def test_r_q25_blocks_are_found_by_their_logical_number() -> None:
+    sequence = SequenceState(block_table=[7, 3])
+    assert sequence.hss_window_start() == 0
+    assert [sequence.physical_block_for(logical) for logical in (-1, 0, 1, 2)] == [None, 7, 3, None]
+
+
+def test_fr_18_a_sequence_that_gave_everything_back_has_no_slot() -> None:
+    sequence = SequenceState(slot_idx=4)
+    assert sequence.ssm_slot_idx() == 4
+    sequence.guard.release()
+    with pytest.raises(EngineFault):
+        sequence.ssm_slot_idx()
