@@ -47,7 +47,8 @@ class TokenReader:
         self._subject: Final = subjects.tokens(request.request_id)
         self._subscription: Final = subscription
         self._clock: Final = clock
-        self._quiet_s: Final = quiet_s
+        self._quiet_ns: Final = int(quiet_s * 1e9)
+        self._quiet_since_ns = clock.monotonic_ns()
         self._storing: Final = StorageWatch(clock, quiet_s=quiet_s, limit_s=stuck_s)
         self._state = stream.begin(request.request_id, choices=request.choices, max_tokens=request.max_tokens)
         self._news: deque[News] = deque()
@@ -92,13 +93,15 @@ class TokenReader:
             if self._reads:
                 await self._read(left)
             else:
-                await self._listen(min(left, self._quiet_s))
+                await self._listen(left)
         return self._news.popleft()
 
-    async def _listen(self, timeout_s: float) -> None:
-        """One live message, or a look at the journal after a quiet time or a loss."""
+    async def _listen(self, left_s: float) -> None:
+        """One live message, or a look at the journal after a quiet time, however often its caller looks up, or a loss."""
+        quiet_until = self._quiet_since_ns + self._quiet_ns
+        until_quiet_s = (quiet_until - self._clock.monotonic_ns()) / 1e9
         try:
-            message = await self._subscription.next(timeout_s)
+            message = await self._subscription.next(max(0.0, min(left_s, until_quiet_s)))
         except Unavailable:
             if self._fault is None:
                 raise
@@ -109,7 +112,11 @@ class TokenReader:
             if self._storing.heard(message.data, claim=isinstance(decoded, Started)):
                 self._take(stream.ask(self._state))
         lost, self._dropped = self._subscription.dropped > self._dropped, self._subscription.dropped
-        if lost or (message is None and timeout_s >= self._quiet_s):
+        now = self._clock.monotonic_ns()
+        quiet = message is None and now >= quiet_until
+        if quiet or message is not None:
+            self._quiet_since_ns = now
+        if lost or quiet:
             self._take(stream.ask(self._state))
 
     async def _read(self, left_s: float) -> None:
