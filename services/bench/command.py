@@ -16,9 +16,10 @@ from services.bench.cache import run_cache
 from services.bench.decode import bars as decode_bars
 from services.bench.decode import run_decode
 from services.bench.load import RULES, Load
+from services.bench.soak import REQUESTS, run_soak
 from services.bench.spec import BATCHES, PLAIN, REPEATS, Results, StreamsDiffer, bars, run_spec
 from services.prove.evidence import Bar, evidence, write
-from services.prove.models import pocket
+from services.prove.models import pocket, tiny
 from shared.errors import BurstlineError
 
 app = typer.Typer(help="Measure speed against a baseline of the same run.", no_args_is_help=True)
@@ -82,6 +83,21 @@ def cache(
         raise typer.Exit(2) from fault
     Console().print(_cache_table(results))
     _end("bench cache", {"threads": 1} | results, cache_bars(results), json_file)
+
+
+@app.command()
+def soak(
+    json_file: Annotated[Path | None, typer.Option("--json", help="Also write the result here.")] = None,
+    requests: Annotated[int, typer.Option(min=1, help="Requests to ask.")] = REQUESTS,
+    seed: Annotated[int, typer.Option(help="Of the requests and of what goes wrong.")] = 0,
+) -> None:
+    """Random requests, faults, cancels and preemptions: every stream right, every pool at its baseline."""
+    try:
+        results, told = run_soak(tiny(), requests=requests, seed=seed, report=_progress)
+    except (BurstlineError, OSError) as fault:
+        sys.stderr.write(f"burstline: bench could not measure: {fault}\n")
+        raise typer.Exit(2) from fault
+    _end("bench soak", {"threads": 1} | results, told, json_file)
 
 
 def _end(command: str, shown: dict[str, Any], told: list[Bar], json_file: Path | None) -> None:

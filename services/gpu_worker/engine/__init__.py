@@ -9,4 +9,5 @@ requests     what goes in and what comes out             config     dimensions a
 runner       rows through the model                      batch      what the runner is asked for
 sampling     one row of logits, one token                sequence   rows, blocks and slot of one sequence
 faults       what may go wrong on purpose                faulty     the runner that does it
+preemption   pure: who gives its blocks to an older one
 """
