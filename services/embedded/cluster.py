@@ -63,8 +63,8 @@ def settle(folder: Path, outside: Path = OUTSIDE) -> Place:
     binaries = installed_binaries()
     private_folder(folder)
     base = folder
-    _forget_strays(outside)
     if account is not None:
+        _forget_strays(outside)
         elsewhere = outside / hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]
         if elsewhere.exists() or not can_reach(account, folder):
             base = elsewhere  # and it stays there, should the data folder be opened later
@@ -179,7 +179,11 @@ def _copy_binaries(binaries: Path, base: Path) -> Path:
 
 
 def _forget_strays(outside: Path) -> None:
-    """Delete clusters whose data folder is gone."""
+    """Delete clusters whose data folder is gone. As root alone: others cannot look into every folder that is named there."""
     for owner in outside.glob(f"*/{OWNER_FILE}"):
-        if not Path(owner.read_text(encoding="utf-8")).exists():
-            shutil.rmtree(owner.parent)
+        try:
+            gone = not Path(owner.read_text(encoding="utf-8")).exists()
+        except OSError:  # another stack that starts was quicker
+            continue
+        if gone:
+            shutil.rmtree(owner.parent, ignore_errors=True)
