@@ -14,7 +14,7 @@ import typer
 
 app = typer.Typer(
     name="burstline",
-    help="Language models for agents from a durable queue.",
+    help="Language models for agents from a durable queue. Settings are environment variables: docs/operations.md.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -28,13 +28,13 @@ DELEGATED: Final = {
     "quota": ("services.administration", "quota", "broker", "Show and set a tenant's limits."),
     "entries": ("services.administration", "entries", "broker", "List and delete prefix entries."),
     "audit": ("services.administration", "audit", "broker", "Check that ledger, entries and bytes agree."),
+    "trace": ("services.trace", "app", EVERYTHING, "Draw a request's trace as a waterfall."),
     "bench": (
         "services.bench.command",
         "app",
         EVERYTHING,
         "Measure speed against a baseline of the same run.",
     ),
-    "trace": ("services.trace", "app", EVERYTHING, "Draw a request's trace as a waterfall."),
 }
 
 
@@ -68,28 +68,7 @@ def _delegate(name: str, module: str, attribute: str, extra: str, text: str) -> 
     )(command)
 
 
-for _name, _parts in DELEGATED.items():
-    _delegate(_name, *_parts)
-
 Supervised = Annotated[str, typer.Option("--supervised-by", hidden=True)]
-
-
-@app.command()
-def gateway(supervised_by: Supervised = "") -> None:
-    """Run the gateway (settings: BURSTLINE_GATEWAY_...)."""
-    load("services.gateway.__main__", "gateway").main()
-
-
-@app.command()
-def worker(supervised_by: Supervised = "") -> None:
-    """Run a worker (settings: BURSTLINE_WORKER_...)."""
-    load("services.gpu_worker.__main__", "worker").main()
-
-
-@app.command()
-def broker(supervised_by: Supervised = "") -> None:
-    """Run the cache broker (settings: BURSTLINE_BROKER_..., BURSTLINE_DATABASE_URL)."""
-    load("services.cache_broker.__main__", "broker").main()
 
 
 @app.command()
@@ -113,9 +92,31 @@ def demo(
 
 
 @app.command()
+def gateway(supervised_by: Supervised = "") -> None:
+    """Run the gateway (settings: BURSTLINE_GATEWAY_...)."""
+    load("services.gateway.__main__", "gateway").main()
+
+
+@app.command()
+def worker(supervised_by: Supervised = "") -> None:
+    """Run a worker (settings: BURSTLINE_WORKER_...)."""
+    load("services.gpu_worker.__main__", "worker").main()
+
+
+@app.command()
+def broker(supervised_by: Supervised = "") -> None:
+    """Run the cache broker (settings: BURSTLINE_BROKER_..., BURSTLINE_DATABASE_URL)."""
+    load("services.cache_broker.__main__", "broker").main()
+
+
+for _name, _parts in DELEGATED.items():
+    _delegate(_name, *_parts)
+
+
+@app.command()
 def prove(
     full: Annotated[
-        bool, typer.Option("--full/--quick", help="Every cell, or a covering set of them.")
+        bool, typer.Option("--full/--quick", help="Every cell, or a covering set of them (minutes).")
     ] = False,
     seed: Annotated[int, typer.Option(help="Which cells of a covering set, and who comes when.")] = 1,
     json_file: Annotated[Path | None, typer.Option("--json", help="Also write the result here.")] = None,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shlex
+import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -102,7 +104,11 @@ class Demo:
     def _request(self, chat: Chat) -> Answer:
         out("  assistant  ", end="")
         self._sent.append(self._body(self._messages))
-        answer = chat.ask(self._sent[-1], show=lambda piece: out(piece, end=""))
+        try:
+            answer = chat.ask(self._sent[-1], show=lambda piece: out(piece, end=""))
+        except BurstlineError:
+            out()  # what is told next begins a line
+            raise
         self._answers.append(answer)
         turn = turn_of(answer)
         out(f"{'' if answer.text else '(a tool call)'}\n             {figures(turn)}")
@@ -160,6 +166,7 @@ def main(*, data_dir: Path, started_s: int, json_file: Path | None) -> int:
         out(f"\nburstline: {fault.message}")
         return 2
     shown = demo.shown
+    out()
     spans = _show_trace(common, shown.requests[-1].trace_id)
     faults = _judge(shown, processes)
     told = result(
@@ -204,8 +211,11 @@ def _show_trace(common: CommonSettings, trace_id: str) -> int:
     spans = TraceStore(common.data_dir / TRACES_FILE).read(trace_id)
     width = None if sys.stdout.isatty() else WIDTH
     Console(width=width).print(render_waterfall(essential(spans)))
+    command = (
+        "burstline" if shutil.which("burstline") else shlex.quote(sys.argv[0])
+    )  # outside its environment
     out(
         f"{len(spans)} spans from HTTP to SQL. All of them: "
-        f"burstline trace {trace_id[:8]} --data-dir {common.data_dir}"
+        f"{command} trace {trace_id[:8]} --data-dir {shlex.quote(str(common.data_dir))}"
     )
     return len(spans)

@@ -13,6 +13,7 @@ from services.embedded.faults import EmbeddedFault
 
 LOG_LIMIT_BYTES: Final = 16 << 20
 MIB: Final = 1 << 20
+ELSEWHERE: Final = "choose another folder by BURSTLINE_DATA_DIR (the demo: by --data-dir)."
 
 
 def private_folder(path: Path, mode: int = 0o700) -> Path:
@@ -25,7 +26,7 @@ def private_folder(path: Path, mode: int = 0o700) -> Path:
         path.mkdir(mode=mode, parents=True, exist_ok=True)
     except OSError as error:
         raise EmbeddedFault(
-            f"cannot make the folder {path}: {error.strerror}. Choose another by BURSTLINE_DATA_DIR."
+            f"cannot make the folder {path}: {error.strerror}. Make it yours, or {ELSEWHERE}"
         ) from error
     return path
 
@@ -46,7 +47,7 @@ def write_private(path: Path, text: str) -> None:
     except OSError as error:
         draft.unlink(missing_ok=True)
         raise EmbeddedFault(
-            f"cannot write {path}: {error.strerror}. Free some room or choose another folder by BURSTLINE_DATA_DIR."
+            f"cannot write {path}: {error.strerror}. Free some room, or {ELSEWHERE}"
         ) from error
 
 
@@ -63,7 +64,7 @@ def require_room(path: Path, needed_bytes: int, purpose: str) -> None:
     if free < needed_bytes:
         raise EmbeddedFault(
             f"{purpose} needs {needed_bytes // MIB} MiB, but only {free // MIB} MiB are free at {path}. "
-            "Free some room or choose another folder by BURSTLINE_DATA_DIR."
+            f"Free some room, or {ELSEWHERE}"
         )
 
 
@@ -101,7 +102,7 @@ class FolderLock:
             descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise EmbeddedFault(
-                f"cannot write {self._path}: {error.strerror}. Choose another folder by BURSTLINE_DATA_DIR."
+                f"cannot write {self._path}: {error.strerror}. Make it yours, or {ELSEWHERE}"
             ) from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -109,8 +110,7 @@ class FolderLock:
             holder = os.read(descriptor, 32).decode("ascii", "replace").strip() or "unknown"
             os.close(descriptor)
             raise EmbeddedFault(
-                f"a stack already runs on {self._path.parent} (process {holder}). "
-                "Stop it, or choose another folder by BURSTLINE_DATA_DIR."
+                f"a stack already runs on {self._path.parent} (process {holder}). Stop it, or {ELSEWHERE}"
             ) from None
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
