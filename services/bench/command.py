@@ -97,6 +97,10 @@ def soak(
     except (BurstlineError, OSError) as fault:
         sys.stderr.write(f"burstline: bench could not measure: {fault}\n")
         raise typer.Exit(2) from fault
+    for end, count in results["ends"].items():
+        sys.stdout.write(f"ended with {end}: {count} requests\n")
+    for error in results["errors_unexplained"]:
+        sys.stderr.write(f"{error}\n")
     _end("bench soak", {"threads": 1} | results, told, json_file)
 
 

@@ -1,8 +1,9 @@
 """`bench soak`: random requests with random faults, cancels and preemptions; every stream right, every pool at its baseline.
 
 A tiny random model in small pools: few kinds of requests, each known alone and cold beforehand, come again and again with
-other drafters, cached prefixes and neighbours. What ends by itself must be its whole stream; what was cancelled or did
-not fit must be a beginning of it.
+other drafters, cached prefixes and neighbours. What ends by itself must be its whole stream; what was cancelled or
+refused must be a beginning of it. One kind of error is right: Overloaded, for a stream that was alone in more launches
+that were made to fail than it is begun again (R-S8). Any other is a fault of the engine.
 """
 
 from __future__ import annotations
@@ -19,13 +20,16 @@ from services.gpu_worker.engine.faults import Faults, OutOfMemory, Phase, Stream
 from services.gpu_worker.engine.models.loader import LoadedModel
 from services.gpu_worker.engine.requests import (
     EngineLimits,
+    Finished,
     FinishReason,
     GenerateRequest,
     SamplingParams,
     SpecGate,
 )
+from services.gpu_worker.engine.streams import MEMORY_RETRIES
 from services.prove.driver import Driver, Record, WatchedEngine
 from services.prove.evidence import Bar
+from shared.errors import Overloaded
 from shared.protocol.chain import chain
 
 REQUESTS: Final = 10_000
@@ -49,9 +53,12 @@ class Chance(Faults):
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
+        self.alone: Counter[str] = Counter()  #: failed launches that had one stream, by its request
 
     def launched(self, phase: Phase, streams: Sequence[StreamKey]) -> None:
         if self._rng.random() < 0.01:
+            if len(streams) == 1:
+                self.alone[streams[0][0]] += 1
             raise OutOfMemory(f"a {phase} was made to fail")
 
     def demote(self, stream: StreamKey, rounds: int) -> bool:
@@ -69,10 +76,12 @@ class Soak:
         self._model = model
         self._kinds = _kinds(self._rng, model.dims.vocab)
         self._truth = [self._alone(kind) for kind in self._kinds]
-        self._driver = Driver(self._engine(Chance(self._rng)))
+        self._chance = Chance(self._rng)
+        self._driver = Driver(self._engine(self._chance))
         self._running: dict[str, int] = {}
         self.ends: Counter[str] = Counter()
         self.wrong = 0
+        self.unexplained: list[str] = []  #: errors that nothing which went wrong explains
 
     def run(self, requests: int, report: Callable[[str], None]) -> None:
         """Ask so many requests, about `TOGETHER` at a time, and step until all have ended."""
@@ -100,6 +109,7 @@ class Soak:
         stats = self._driver.engine.stats()
         return {
             "ends": dict(sorted(self.ends.items())),
+            "errors_unexplained": self.unexplained,
             "streams_that_differ": self.wrong,
             "preempted": stats.preempted,
             "set_aside_for_memory": stats.set_aside - stats.preempted,
@@ -148,10 +158,18 @@ class Soak:
             if record.finished is None:
                 continue
             del self._running[name], self._driver.records[name, 0]
-            truth, reason = self._truth[which].tokens, record.end.reason
-            self.ends[reason.value] += 1
-            expected = truth if reason in WHOLE else truth[: len(record.tokens)]
+            truth, end = self._truth[which].tokens, record.end
+            self.ends[end.error_code or end.reason.value] += 1
+            expected = truth if end.reason in WHOLE else truth[: len(record.tokens)]
             self.wrong += record.tokens != expected
+            failed_alone = self._chance.alone.pop(name, 0)
+            if end.reason is FinishReason.ERROR and not _explained(end, failed_alone):
+                self.unexplained.append(f"request {name}: {end.error_code}: {end.detail}")
+
+
+def _explained(end: Finished, failed_alone: int) -> bool:
+    """Whether the error is what a stream gets whose launches failed so many times while it was alone in them."""
+    return end.error_code == Overloaded.code and failed_alone > MEMORY_RETRIES
 
 
 def _kinds(rng: random.Random, vocab: int) -> list[GenerateRequest]:
@@ -191,6 +209,7 @@ def run_soak(
     return results, [
         Bar.at_most("blocks, slots and snapshots not given back", results["left_in_pools"], 0, "of all"),
         Bar.at_most("streams that differ", results["streams_that_differ"], 0, "streams"),
+        Bar.zero("errors other than Overloaded after failures alone", len(soak.unexplained), "requests"),
         Bar.at_least("requests that ended", sum(soak.ends.values()), requests, "requests"),
         Bar.at_least("streams preempted", results["preempted"], 1, "streams"),
         Bar.at_least("streams set aside for memory", results["set_aside_for_memory"], 1, "streams"),

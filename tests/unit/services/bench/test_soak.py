@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from services.bench.soak import Soak, run_soak
+from collections.abc import Sequence
+
+import pytest
+
+from services.bench import soak as bench_soak
+from services.bench.soak import Chance, Soak, run_soak
+from services.gpu_worker.engine.faults import OutOfMemory, Phase, StreamKey
 from services.prove.models import tiny
 
 
@@ -19,3 +25,34 @@ def test_a_stream_that_differs_is_counted() -> None:
         truth.tokens[0] += 1
     soak.run(2, lambda _: None)
     assert soak.wrong >= 1
+
+
+class _Full(Chance):
+    """No launch fits."""
+
+    def launched(self, phase: Phase, streams: Sequence[StreamKey]) -> None:
+        if len(streams) == 1:
+            self.alone[streams[0][0]] += 1
+        raise OutOfMemory("nothing fits")
+
+
+def test_r_s8_overloaded_after_as_many_failures_alone_as_are_allowed_is_told_by_its_code(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bench_soak, "KINDS", 3)
+    monkeypatch.setattr(bench_soak, "Chance", _Full)
+    soak = Soak(tiny(), seed=3)
+    soak.run(2, lambda _: None)
+    assert soak.ends["overloaded"] >= 1
+    assert soak.unexplained == []
+    assert soak.left() == 0
+
+
+def test_an_error_that_no_failed_launch_explains_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_soak, "KINDS", 3)
+    monkeypatch.setattr(bench_soak, "Chance", _Full)
+    monkeypatch.setattr("services.gpu_worker.engine.streams.MEMORY_RETRIES", 0)
+    soak = Soak(tiny(), seed=3)
+    soak.run(2, lambda _: None)
+    assert len(soak.unexplained) == soak.ends["overloaded"] >= 1
+    assert "overloaded: a step did not fit into memory 1 times" in soak.unexplained[0]
