@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from threading import Event
+import time
 from types import FrameType
 from typing import Final
 
@@ -16,12 +16,26 @@ from shared.config import CommonSettings, load
 TICK_S: Final = 0.25
 
 
+class Flag:
+    """Set by a signal's handler, and without a lock: a handler that sets a `threading.Event` while the thread below it
+    is about to wait for that event never returns."""
+
+    def __init__(self) -> None:
+        self._up = False
+
+    def set(self) -> None:
+        self._up = True
+
+    def is_set(self) -> bool:
+        return self._up
+
+
 class Signals:
     """The first SIGINT or SIGTERM asks to stop, the second not to wait for drains."""
 
     def __init__(self) -> None:
-        self.asked = Event()
-        self.again = Event()
+        self.asked = Flag()
+        self.again = Flag()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, self._note)
 
@@ -52,8 +66,9 @@ def main() -> int:
 def _keep(stack: Stack, signals: Signals) -> EmbeddedFault | None:
     """Until a signal, or until the stack cannot go on: then why, which is told before the drains, not minutes later."""
     try:
-        while not signals.asked.wait(TICK_S):
+        while not signals.asked.is_set():
             stack.tick()
+            time.sleep(TICK_S)
     except Cancelled:
         return None
     except EmbeddedFault as fault:
