@@ -30,12 +30,13 @@ demo:
 up: setup-demo
 	@exec $(BIN)/burstline up $(ARGS)
 
-test: setup
-	$(PYTEST) $(ARGS)
+test: test-unit test-services
 
+# These only compute, so that two processes halve the time; a file stays in one of them, with its fixtures.
 test-unit: setup
-	$(PYTEST) tests/unit tests/property tests/golden $(ARGS)
+	$(PYTEST) -n 2 --dist loadfile tests/unit tests/property tests/golden $(ARGS)
 
+# These wait for servers that they start, stop and kill: one after another.
 test-services: setup
 	$(PYTEST) tests/contract tests/integration tests/e2e $(ARGS)
 
