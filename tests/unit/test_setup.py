@@ -114,10 +114,11 @@ def test_an_environment_that_was_killed_while_it_was_made_is_made_again(machine:
     ("fakes", "words"),
     [
         ({"FAKE_OLD": "1"}, "needs Python 3.11 or newer; found Python 3.9.2"),
+        ({"PYTHON": "no-such-python"}, "PYTHON=no-such-python is not a Python 3.11 or newer"),
         ({"FAKE_NO_VENV": "1"}, "has no venv module"),
         ({"FAKE_FREE_KIB": "1048576"}, "needs 3 GiB of free disk for its packages"),
     ],
-    ids=["old-python", "no-venv", "no-disk"],
+    ids=["old-python", "wrong-python", "no-venv", "no-disk"],
 )
 def test_what_is_missing_is_said_before_anything_is_made(
     machine: Machine, fakes: dict[str, str], words: str
