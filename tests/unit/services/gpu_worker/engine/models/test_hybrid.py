@@ -62,9 +62,6 @@ def test_logits_and_greedy_ids_of_transformers(dims: ModelDims, tmp_path: Path) 
     _check(folder, load_model(folder), tokens(300))
 
 
-@pytest.mark.skipif(
-    not (POCKET / "model.safetensors").exists(), reason="the pocket weights are not in this checkout"
-)
 def test_pocket_model_is_transformers() -> None:
     _check(POCKET, load_model(POCKET), tokens(300))
 
