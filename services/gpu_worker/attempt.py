@@ -142,6 +142,8 @@ class Attempt:
         except (Unavailable, Overloaded) as error:
             log.warning("request %s is left to another attempt (%s)", self.request.request_id, error.code)
         except Exception:
+            # Raised again above: the journal was not read yet, or the process is about to go down. The work item comes
+            # back after ack_wait, no sooner, and goes with the stream's age limit at the latest.
             log.exception("request %s is left to another attempt", self.request.request_id)
         return "abandoned"
 
