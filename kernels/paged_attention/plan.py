@@ -14,20 +14,37 @@ from torch import Tensor
 
 from kernels.tiles import ROWS
 
+_ALL = 1 << 62
+"""A window that no position leaves."""
+
 
 @dataclass(frozen=True, slots=True)
 class QueryTile:
-    """`columns` real query rows from absolute position `start`; keys up to `last_key` have been written."""
+    """`columns` real query rows from absolute position `start`; keys up to `last_key` have been written.
+
+    With a `window` W > 0 the row at t sees keys t - W < p <= t, and the table need not hold older ones; 0 = all.
+    """
 
     start: int
     columns: int
     last_key: int
     block_table: Sequence[int]
+    window: int = 0
+
+    @property
+    def first_key(self) -> int:
+        """The first key that any row of the tile sees."""
+        return max(0, self.start - self.window + 1) if self.window else 0
+
+    @property
+    def first_split(self) -> int:
+        """The KV block of `first_key`."""
+        return self.first_key // ROWS
 
     @property
     def splits(self) -> int:
-        """KV blocks that hold keys up to the tile's last real row."""
-        return (self.start + self.columns - 1) // ROWS + 1
+        """KV blocks from there on that hold keys up to the tile's last real row."""
+        return (self.start + self.columns - 1) // ROWS + 1 - self.first_split
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +59,13 @@ class AttentionPlan:
     tile_of: Tensor
     """[items] int64."""
     split_of: Tensor
-    """[items] int64."""
+    """[items] int64, counted from the tile's first split."""
     max_splits: int
     hidden: Tensor
-    """[items, 1, tile_rows, 1, 64] bool: the key is after the query row."""
+    """[items, 1, tile_rows, 1, 64] bool: the key is after the query row, or before its window."""
     stale: Tensor | None
-    """int64 rows of the gathered [items * kv_heads * 64] values that no one wrote, zeroed because 0 * NaN is NaN."""
+    """int64 rows of the gathered [items * kv_heads * 64] values that no one wrote or that fell out of every window,
+    zeroed because 0 * NaN is NaN."""
 
     @classmethod
     def build(cls, tiles: Sequence[QueryTile], tile_rows: int, kv_heads: int) -> AttentionPlan:
@@ -57,20 +75,25 @@ class AttentionPlan:
         split_of: list[int] = []
         stale: list[Tensor] = []
         for number, tile in enumerate(tiles):
-            splits = tile.splits
-            item = len(blocks) + splits - 1
-            written = min(tile.last_key + 1 - (splits - 1) * ROWS, ROWS)
+            splits, first = tile.splits, tile.first_split
+            item = len(blocks)
+            gone, written = tile.first_key - first * ROWS, tile.last_key + 1 - (first + splits - 1) * ROWS
+            if gone:
+                stale.append(_value_rows(item, kv_heads, range(gone)))
             if written < ROWS:
-                first = torch.arange(item * kv_heads, (item + 1) * kv_heads) * ROWS
-                stale.append((first[:, None] + torch.arange(written, ROWS)).flatten())
-            blocks.extend(tile.block_table[:splits])
+                stale.append(_value_rows(item + splits - 1, kv_heads, range(written, ROWS)))
+            blocks.extend(tile.block_table[first : first + splits])
             tile_of.extend([number] * splits)
             split_of.extend(range(splits))
         of_tile = torch.tensor(tile_of, dtype=torch.int64)
         of_split = torch.tensor(split_of, dtype=torch.int64)
-        starts = torch.tensor([tile.start for tile in tiles], dtype=torch.int64)[of_tile] - of_split * ROWS
-        query = starts[:, None] + torch.arange(tile_rows)
-        hidden = torch.arange(ROWS) > query[:, :, None]
+        origins = torch.tensor([tile.start - tile.first_split * ROWS for tile in tiles], dtype=torch.int64)
+        starts = origins[of_tile] - of_split * ROWS
+        query = (starts[:, None] + torch.arange(tile_rows))[:, :, None]
+        hidden = torch.arange(ROWS) > query
+        if any(tile.window for tile in tiles):
+            reach = torch.tensor([tile.window or _ALL for tile in tiles], dtype=torch.int64)[of_tile]
+            hidden |= torch.arange(ROWS) <= query - reach[:, None, None]
         return cls(
             tile_rows=tile_rows,
             tiles=len(tiles),
@@ -81,3 +104,9 @@ class AttentionPlan:
             hidden=hidden[:, None, :, None],
             stale=torch.cat(stale) if stale else None,
         )
+
+
+def _value_rows(item: int, kv_heads: int, rows: range) -> Tensor:
+    """Rows of one item's block in the gathered [items * kv_heads * 64] values, of every head."""
+    first = torch.arange(item * kv_heads, (item + 1) * kv_heads) * ROWS
+    return (first[:, None] + torch.arange(rows.start, rows.stop)).flatten()

@@ -39,10 +39,13 @@ def _pools() -> tuple[Tensor, Tensor]:
 
 
 def _launch(
-    parts: list[tuple[Sequence, int, int]], tile_rows: int, pools: tuple[Tensor, Tensor]
+    parts: list[tuple[Sequence, int, int]], tile_rows: int, pools: tuple[Tensor, Tensor], window: int = 0
 ) -> list[Tensor]:
     """One call over tiles that start at `first` with `count` columns each."""
-    tiles = [QueryTile(first, count, first + count - 1, sequence.blocks) for sequence, first, count in parts]
+    tiles = [
+        QueryTile(first, count, first + count - 1, sequence.blocks, window)
+        for sequence, first, count in parts
+    ]
     query = torch.zeros(len(parts), tile_rows, HEADS, WIDTH)
     for number, (sequence, first, count) in enumerate(parts):
         query[number, :count] = sequence.query[first : first + count]
@@ -53,10 +56,11 @@ def _launch(
     return [out[number, :count] for number, (_, _, count) in enumerate(parts)]
 
 
-def _dense(sequence: Sequence, last: int) -> Tensor:
+def _dense(sequence: Sequence, last: int, window: int = 0) -> Tensor:
     """Row `last` the long way, float64."""
-    keys = sequence.keys[: last + 1].double().repeat_interleave(HEADS // KV_HEADS, 1)
-    values = sequence.values[: last + 1].double().repeat_interleave(HEADS // KV_HEADS, 1)
+    seen = slice(max(0, last + 1 - window) if window else 0, last + 1)
+    keys = sequence.keys[seen].double().repeat_interleave(HEADS // KV_HEADS, 1)
+    values = sequence.values[seen].double().repeat_interleave(HEADS // KV_HEADS, 1)
     weights = torch.einsum("hd,khd->hk", sequence.query[last].double(), keys).softmax(-1)
     return torch.einsum("hk,khd->hd", weights, values)
 
@@ -127,3 +131,57 @@ def test_another_sequences_nan_stays_its_own() -> None:
     beside = _launch([(bad, 68, 2), (good, 66, 4)], DECODE_COLUMNS, pools)
     assert beside[0].isnan().all()
     assert_equal_bits(beside[1], alone, "beside NaN")
+
+
+WINDOWS = [1, 5, 63, 64, 65, 100, 128]
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("tile_rows", [DECODE_COLUMNS, ROWS])
+def test_a_windows_row_sees_its_window(tile_rows: int, window: int) -> None:
+    """Nothing below any window was ever written, and the blocks there are someone else's: their numbers are wrong."""
+    sequence, pools = Sequence(6, 301, [9, 3, 40, 7, 22]), _pools()
+    for position in (0, 1, 63, 64, 65, 127, 128, 200, 256, 300):
+        first = max(0, position + 1 - window)
+        gone = Sequence(6, 301, [BLOCKS + 1] * (first // ROWS) + sequence.blocks[first // ROWS :])
+        poison(*pools)
+        gone.write(pools, first, position + 1)
+        out = _launch([(gone, position, 1)], tile_rows, pools, window)[0]
+        torch.testing.assert_close(
+            out[0].double(), _dense(sequence, position, window), rtol=1e-5, atol=1e-5, msg=f"row {position}"
+        )
+
+
+@pytest.mark.parametrize("window", [64, 100])
+@pytest.mark.parametrize("columns", COLUMNS)
+def test_a_windows_verify_bits_equal_decode(columns: int, window: int) -> None:
+    first, last = 250, 250 + 16
+    sequence, other = Sequence(7, 300, [9, 3, 40, 7, 22]), Sequence(8, 90, [1, 2])
+    alone = []
+    for position in range(first, last):
+        pools = _pools()
+        sequence.write(pools, position + 1 - window, position + 1)
+        alone.append(_launch([(sequence, position, 1)], DECODE_COLUMNS, pools, window)[0])
+    pools = _pools()
+    other.write(pools, 0, 90)
+    sequence.write(pools, 0, first)
+    for position in range(first, last, columns):
+        end = min(position + columns, last)
+        sequence.write(pools, position, end)
+        parts = [(other, 89, 1), (sequence, position, end - position)]
+        out = _launch(parts, DECODE_COLUMNS, pools, window)[1]
+        assert_equal_bits(out, torch.cat(alone[position - first : end - first]), f"rows {position}..{end}")
+
+
+@pytest.mark.parametrize("window", [64, 100])
+def test_a_windows_prefill_bits_do_not_depend_on_what_is_left_below(window: int) -> None:
+    sequence, pools = Sequence(9, 320, [9, 3, 40, 7, 22]), _pools()
+    sequence.write(pools, 0, 320)
+    together = torch.cat(
+        _launch([(sequence, first, ROWS) for first in range(0, 320, ROWS)], ROWS, pools, window)
+    )
+    for first in range(0, 320, ROWS):
+        bare = _pools()
+        sequence.write(bare, max(0, first + 1 - window), first + ROWS)
+        alone = _launch([(sequence, first, ROWS)], ROWS, bare, window)[0]
+        assert_equal_bits(alone, together[first : first + ROWS], f"tile at {first}")
