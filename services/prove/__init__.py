@@ -6,7 +6,18 @@
     stage     runs cells, alone or in company                             compare   ids, log probabilities, endings, cache bytes
     plants    what the prefix cache holds before a cell                   ways      what happens to a cell while it runs
     scene     a cell about to run                                         script    the engine's fault hooks, told what to do
-    report    table, evidence object                                      command   the command line
+    families  claims that are no value of an axis, by trials of their own report    table, evidence object
+    command   the command line
+
+To add something to be shown:
+
+    a model, plant, way, prompt, rule ...   one entry of its table (`MODELS`, `CACHES`, `WAYS` ...); what it cannot be
+                                            combined with is one entry of `axes.NEEDS`. `--quick` covers each value with
+                                            every value of the other axes on the tiny model, and each model with every
+                                            value once; `--full` covers all pairs on every model
+    bytes that only some models keep        `CacheBytes.parts`, filled by `WatchedEngine`, compared by their name
+    a claim with another reference          a module of its own that makes `Trial`s, and one entry of `families.FAMILIES`:
+                                            a stream is judged by `compare.judge(Exam(cell="what was tried", ...), ...)`
 
 Knows the engine. Knows no queue, no gateway and no database.
 """

@@ -122,11 +122,22 @@ AXES: Final[Mapping[str, Mapping[str, object]]] = {
     "way": WAYS,
 }
 
-_UNCACHED: Final = ("cold", "miss")
+_UNCACHED: Final = frozenset({"cold", "miss"})
+_LIVE: Final = frozenset(WAYS) - {"resumed"}
+
+NEEDS: Final[Mapping[tuple[str, str], Mapping[str, frozenset[str]]]] = {
+    # Less than a block is never cached.
+    ("prompt", "short"): {"cache": _UNCACHED},
+    # A whole journal leaves no other way to know the stream.
+    ("drafter", "replay"): {"way": _LIVE},
+}
+"""(axis, value) -> values of other axes that it can be run with; an axis that is not named is free."""
 
 
 def meaningful(choice: Mapping[str, str]) -> bool:
-    """Whether a (partial) choice can be run: less than a block is never cached; a whole journal leaves no other way."""
-    if choice.get("prompt") == "short" and choice.get("cache", "cold") not in _UNCACHED:
-        return False
-    return not (choice.get("drafter") == "replay" and choice.get("way") == "resumed")
+    """Whether a (partial) choice can be run."""
+    return all(
+        choice.get(axis) in (None, *allowed)
+        for value in choice.items()
+        for axis, allowed in NEEDS.get(value, {}).items()
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,6 +14,7 @@ from torch import Tensor
 from services.gpu_worker.engine.requests import Finished, TokenLogprob
 from services.prove.axes import Cell
 from services.prove.driver import Record, same_bits
+from shared.errors import EngineFault
 
 Gap = Callable[[int, int, int], float | None]
 """(completion index, expected id, id that came) -> gap of the target's logits."""
@@ -24,7 +26,7 @@ PLANES: Final = ("kv rows", "draft plane", "recurrent state", "conv window")
 class Difference:
     """One thing that was not as in the reference. `position` is absolute: prompt and completion together."""
 
-    cell: Cell
+    cell: Cell | str  #: or what a family's trial tried
     request_id: str
     kind: str
     position: int | None
@@ -48,15 +50,30 @@ class Verdict:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Exam:
-    """What is needed to judge one cell. `known` = tokens of the stream that were journalled before it began."""
+    """What is needed to judge one stream, of a cell or of a family's trial. `known` = tokens of the stream that were journalled before it began."""
 
-    cell: Cell
+    cell: Cell | str
     request_id: str
     prompt_tokens: int
     known: int
     logprobs: bool
     cached_tokens: int
     gap: Gap
+
+
+def crashed(cell: Cell | str, fault: Exception) -> Verdict:
+    """An engine that failed: one difference that says where."""
+    if isinstance(fault, EngineFault):
+        told = fault.message
+    else:
+        told = traceback.format_exception_only(fault)[-1].strip()
+    frame = traceback.extract_tb(fault.__traceback__)[-1]
+    where = f"{told} ({frame.name}, line {frame.lineno})"
+    return Verdict(
+        differences=[
+            Difference(cell=cell, request_id="-", kind="engine", position=None, expected="to run", got=where)
+        ]
+    )
 
 
 def judge(exam: Exam, expected: Record, got: Record) -> Verdict:
@@ -135,6 +152,8 @@ def _cache(expected: Record, got: Record, blank: Difference, verdict: Verdict) -
         return
     one, other = expected.cache, got.cache
     _rows("kv rows", one.rows, other.rows, blank, verdict)
+    for kind in sorted(one.parts.keys() | other.parts.keys()):
+        _part(kind, one.parts.get(kind), other.parts.get(kind), blank, verdict)
     if one.draft is not None and other.draft is not None:
         _rows("draft plane", one.draft, other.draft, blank, verdict)
     for kind, want, have in (
@@ -146,6 +165,19 @@ def _cache(expected: Record, got: Record, blank: Difference, verdict: Verdict) -
             verdict.differences.append(
                 replace(blank, kind=kind, expected="the same bits", got=_apart(want, have))
             )
+
+
+def _part(
+    kind: str, expected: Tensor | None, got: Tensor | None, blank: Difference, verdict: Verdict
+) -> None:
+    verdict.compared[kind] += 1
+    if expected is None or got is None:
+        words = ("there", "missing") if got is None else ("missing", "there")
+        verdict.differences.append(replace(blank, kind=kind, expected=words[0], got=words[1]))
+    elif not same_bits(expected, got):
+        verdict.differences.append(
+            replace(blank, kind=kind, expected="the same bits", got=_apart(expected, got))
+        )
 
 
 def _rows(kind: str, expected: Tensor, got: Tensor, blank: Difference, verdict: Verdict) -> None:

@@ -15,6 +15,9 @@ from services.prove.axes import AXES, BURSTS, CHUNKS, POLICIES, Cell, meaningful
 CANDIDATES: Final = 12
 """Random completions tried for each new cell of a covering set; the one that covers most is taken."""
 
+TINY: Final = "tiny"
+"""The cheapest model bears the largest sets."""
+
 VARIED: Final = ("drafter", "burst", "company", "cache", "way")
 """Axes whose whole product `every` runs."""
 
@@ -24,13 +27,19 @@ Fits = Callable[[Mapping[str, str]], bool]
 
 
 def quick(seed: int) -> list[Cell]:
-    """Every pair of values on the tiny model, every value once on the pocket model."""
-    return pairwise({"model": "tiny"}, seed, _few_companies) + once({"model": "pocket"}, seed, _few_companies)
+    """Every pair of values on the tiny model, every value once on every other."""
+    cells = pairwise({"model": TINY}, seed, _few_companies)
+    for model in _others():
+        cells += once({"model": model}, seed, _few_companies)
+    return cells
 
 
 def full(seed: int) -> list[Cell]:
-    """The whole product on the tiny model, every pair of values on the pocket model."""
-    return list(every({"model": "tiny"}, seed)) + pairwise({"model": "pocket"}, seed)
+    """The whole product on the tiny model, every pair of values on every other."""
+    cells = list(every({"model": TINY}, seed))
+    for model in _others():
+        cells += pairwise({"model": model}, seed)
+    return cells
 
 
 def pairwise(fixed: Mapping[str, str], seed: int, fits: Fits = meaningful) -> list[Cell]:
@@ -78,8 +87,18 @@ def drawn(fixed: Mapping[str, str], draw: random.Random) -> Cell:
     return Cell(**_completed(dict(fixed), _domains(fixed), draw, meaningful))
 
 
+def _others() -> list[str]:
+    return [model for model in AXES["model"] if model != TINY]
+
+
 def _domains(fixed: Mapping[str, str]) -> dict[str, Sequence[str]]:
-    return {name: [fixed[name]] if name in fixed else list(values) for name, values in AXES.items()}
+    """Values of every axis that go with the `fixed` ones."""
+    return {
+        name: [value for value in values if meaningful({**fixed, name: value})]
+        if name not in fixed
+        else [fixed[name]]
+        for name, values in AXES.items()
+    }
 
 
 def _few_companies(choice: Mapping[str, str]) -> bool:

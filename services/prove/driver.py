@@ -8,7 +8,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -40,13 +40,15 @@ class CacheBytes:
     """What the cache held of a sequence when its stream ended, states folded to the committed length.
 
     `rows` [2, planes, kv_heads, committed, head_dim]: trunk keys and values. `draft` [2, kv_heads, prompt, head_dim] or
-    null: the prefill-made part of the draft plane. `state`, `window`: recurrent and conv states of all layers.
+    null: the prefill-made part of the draft plane. `state`, `window`: recurrent and conv states of all layers. `parts`:
+    float32 bytes that only some models keep, by the name that a difference tells.
     """
 
     rows: Tensor
     draft: Tensor | None
     state: Tensor
     window: Tensor
+    parts: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(kw_only=True, slots=True)

@@ -9,19 +9,23 @@ from typing import Any, Final
 from rich.table import Table
 
 from services.prove.axes import AXES, Cell
-from services.prove.compare import Difference
+from services.prove.compare import Difference, Verdict
 from services.prove.evidence import Bar
+from services.prove.families import FAMILIES, TrialOutcome
 from services.prove.stage import Outcome
 
 MOST_TOLD: Final = 40
 """Differences that are kept word for word; all are counted."""
+
+FAMILY: Final = "family"
+"""Stands in the table where an axis does."""
 
 
 class Tally:
     """Counts by value of every axis. Bounded: outcomes themselves are not kept."""
 
     def __init__(self) -> None:
-        self.cells = 0
+        self.cells = self.trials = 0
         self.compared: Counter[str] = Counter()
         self.difference_kinds: Counter[str] = Counter()
         self.happened: Counter[str] = Counter()
@@ -35,16 +39,28 @@ class Tally:
         """Count one cell."""
         verdict, telemetry = outcome.verdict, outcome.telemetry
         self.cells += 1
-        self.compared.update(verdict.compared)
-        self.difference_kinds.update(difference.kind for difference in verdict.differences)
-        self.told.extend(verdict.differences[: MOST_TOLD - len(self.told)])
+        self._judged(verdict)
         self.accepted += telemetry.accepted
         self.rejected += telemetry.drafted - telemetry.accepted
         self.restored += outcome.cached_tokens > 0
         for value in _values(outcome.cell):
-            self._cells_by[value] += 1
-            self._compared_by[value] += verdict.compared.total()
-            self._differences_by[value] += len(verdict.differences)
+            self._by(value, verdict)
+
+    def add_trial(self, outcome: TrialOutcome) -> None:
+        """Count one trial of a family."""
+        self.trials += 1
+        self._judged(outcome.verdict)
+        self._by((FAMILY, outcome.family), outcome.verdict)
+
+    def _judged(self, verdict: Verdict) -> None:
+        self.compared.update(verdict.compared)
+        self.difference_kinds.update(difference.kind for difference in verdict.differences)
+        self.told.extend(verdict.differences[: MOST_TOLD - len(self.told)])
+
+    def _by(self, value: tuple[str, str], verdict: Verdict) -> None:
+        self._cells_by[value] += 1
+        self._compared_by[value] += verdict.compared.total()
+        self._differences_by[value] += len(verdict.differences)
 
     @property
     def differences(self) -> int:
@@ -58,7 +74,7 @@ class Tally:
             table.add_column(name)
         for name in ("cells", "comparisons", "differences"):
             table.add_column(name, justify="right")
-        for axis, values in AXES.items():
+        for axis, values in (*AXES.items(), (FAMILY, FAMILIES)):
             occurred = [value for value in values if self._cells_by[axis, value]]
             for number, value in enumerate(occurred):
                 key = (axis, value)
@@ -72,7 +88,12 @@ class Tally:
                     end_section=number == len(occurred) - 1,
                 )
         table.add_row(
-            "all", "", str(self.cells), f"{self.compared.total():,}", str(self.differences), style="bold"
+            "all",
+            "",
+            str(self.cells + self.trials),
+            f"{self.compared.total():,}",
+            str(self.differences),
+            style="bold",
         )
         return table
 
@@ -80,6 +101,7 @@ class Tally:
         """Named figures; counts unless a name says otherwise."""
         return {
             "cells": self.cells,
+            "trials_by_family": {family: self._cells_by[FAMILY, family] for family in FAMILIES},
             "comparisons": dict(sorted(self.compared.items())),
             "differences": dict(sorted(self.difference_kinds.items())),
             "accepted_drafts": self.accepted,
@@ -110,4 +132,5 @@ def _values(cell: Cell) -> list[tuple[str, str]]:
 
 
 def _told(difference: Difference) -> dict[str, Any]:
-    return {**asdict(difference), "cell": asdict(difference.cell)}
+    cell = difference.cell
+    return {**asdict(difference), "cell": asdict(cell) if isinstance(cell, Cell) else cell}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import random
-import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from typing import Final
 from services.gpu_worker.engine.config import BLOCK_ROWS, EngineConfig
 from services.gpu_worker.engine.requests import SpecTelemetry
 from services.prove.axes import BURSTS, CACHES, CHUNKS, COMPANIES, DRAFTERS, POLICIES, WAYS, Cell
-from services.prove.compare import Difference, Exam, Verdict, judge
+from services.prove.compare import Exam, Verdict, crashed, judge
 from services.prove.cover import drawn
 from services.prove.driver import Driver, WatchedEngine
 from services.prove.models import MODELS
@@ -22,7 +21,6 @@ from services.prove.reference import References, plain_request
 from services.prove.rules import RULES, TOP
 from services.prove.scene import Scene
 from services.prove.script import Script
-from shared.errors import EngineFault
 from shared.protocol.chain import chain
 
 MOST_TOGETHER: Final = max(COMPANIES.values())
@@ -187,20 +185,4 @@ def _submission(driver: Driver, scene: Scene) -> Callable[[], None]:
 
 
 def _crashed(cell: Cell, fault: Exception) -> Outcome:
-    told = (
-        fault.message
-        if isinstance(fault, EngineFault)
-        else traceback.format_exception_only(fault)[-1].strip()
-    )
-    frame = traceback.extract_tb(fault.__traceback__)[-1]
-    difference = Difference(
-        cell=cell,
-        request_id="-",
-        kind="engine",
-        position=None,
-        expected="to run",
-        got=f"{told} ({frame.name}, line {frame.lineno})",
-    )
-    return Outcome(
-        cell=cell, verdict=Verdict(differences=[difference]), telemetry=SpecTelemetry(), cached_tokens=0
-    )
+    return Outcome(cell=cell, verdict=crashed(cell, fault), telemetry=SpecTelemetry(), cached_tokens=0)

@@ -44,6 +44,7 @@ def record() -> Record:
             draft=torch.randn(2, 2, PROMPT, 4, generator=draw),
             state=torch.randn(3, 2, 4, 4, generator=draw),
             window=torch.randn(3, 3, 8, generator=draw),
+            parts={"ring": torch.ones(4)},
         ),
     )
 
@@ -77,6 +78,7 @@ def test_equal_records_are_counted_and_not_told() -> None:
         "draft plane": 70,
         "recurrent state": 3,
         "conv window": 3,
+        "ring": 1,
     }
 
 
@@ -126,6 +128,18 @@ def _one_window_bit(got: Record) -> None:
     got.cache.window.view(torch.int32)[0, 0, 0] ^= 1
 
 
+def _one_part_bit(got: Record) -> None:
+    assert got.cache is not None
+    part = got.cache.parts["ring"].clone()
+    part.view(torch.int32)[1] ^= 1
+    got.cache = replace(got.cache, parts={"ring": part})
+
+
+def _a_part_less(got: Record) -> None:
+    assert got.cache is not None
+    got.cache = replace(got.cache, parts={})
+
+
 def _one_row_less(got: Record) -> None:
     assert got.cache is not None
     got.cache = replace(got.cache, rows=got.cache.rows[:, :, :, :-1])
@@ -155,6 +169,8 @@ def _no_cache(got: Record) -> None:
         (_one_draft_bit, "draft plane", 64),
         (_one_state_bit, "recurrent state", None),
         (_one_window_bit, "conv window", None),
+        (_one_part_bit, "ring", None),
+        (_a_part_less, "ring", None),
         (_one_row_less, "kv rows", None),
         (_other_logprob, "logprobs", PROMPT + 3),
         (_other_end, "ending", None),

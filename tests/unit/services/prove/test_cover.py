@@ -8,6 +8,7 @@ from dataclasses import asdict
 
 import pytest
 
+from services.prove import axes
 from services.prove.axes import AXES, COMPANIES, Cell, meaningful
 from services.prove.cover import VARIED, every, full, once, pairwise, quick
 from services.prove.stage import groups, setting
@@ -70,3 +71,12 @@ def test_companies_are_full_and_of_one_setting() -> None:
         assert len(group) == COMPANIES[group[0].company]
         assert len({setting(cell) for cell in group}) == 1
     assert set(cells) <= set(itertools.chain.from_iterable(made))
+
+
+def test_a_value_is_never_combined_with_what_it_cannot_be_run_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    needs = {("cache", "deepest hit"): {"prompt": frozenset({"on the grid"}), "model": frozenset({"pocket"})}}
+    monkeypatch.setattr(axes, "NEEDS", needs)
+    assert all(cell.cache != "deepest hit" for cell in pairwise(TINY, seed=1))
+    hits = [cell for cell in once({"model": "pocket"}, seed=1) if cell.cache == "deepest hit"]
+    assert hits
+    assert all(cell.prompt == "on the grid" for cell in hits)

@@ -1,0 +1,50 @@
+"""Claims that are no value of an axis: a family makes its own trials, and its own way to tell what is right.
+
+A trial is run once, judged by its family (`compare.judge` against a record, or a `Verdict` of its own making), and counted
+beside the cells. Trials must not depend on one another: they run in any order and in several processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from services.prove.compare import Verdict, crashed
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trial:
+    """`name` says what is tried, as a cell's words do. `run` makes its own engine and gives everything back."""
+
+    name: str
+    run: Callable[[], Verdict]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrialOutcome:
+    """One trial that was run."""
+
+    family: str
+    verdict: Verdict
+
+
+Family = Callable[[bool, int], Sequence[Trial]]
+"""(whole run, seed) -> its trials; few and cheap ones for `--quick`. The same arguments give the same trials."""
+
+FAMILIES: Final[Mapping[str, Family]] = {}
+"""By the name that the table and the evidence tell."""
+
+
+def trials(everything: bool, seed: int) -> list[tuple[str, Trial]]:
+    """Those of all families, each with the family's name."""
+    return [(name, trial) for name, family in FAMILIES.items() for trial in family(everything, seed)]
+
+
+def attempt(family: str, trial: Trial) -> TrialOutcome:
+    """Run a trial; one that breaks is a difference, and the others still count."""
+    try:
+        verdict = trial.run()
+    except Exception as fault:  # noqa: BLE001 - a crash is a finding
+        verdict = crashed(f"{family}: {trial.name}", fault)
+    return TrialOutcome(family=family, verdict=verdict)
