@@ -16,32 +16,35 @@ BLOCK_ROWS: Final = 64
 
 LINEAR: Final = "linear_attention"
 FULL: Final = "full_attention"
+SLIDING: Final = "sliding_attention"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelDims:
-    """Dimensions of a hybrid decoder (Qwen3.5 class). Counts are elements, never bytes."""
+    """Dimensions of a decoder: what its layers are, and what a sequence keeps in each. Counts are elements, never bytes."""
 
     vocab: int
     hidden: int
     intermediate: int
     layer_types: tuple[str, ...]
-    """One of `LINEAR`, `FULL` a layer, from the bottom up."""
+    """One of `LINEAR`, `FULL`, `SLIDING` a layer, from the bottom up."""
     heads: int
     kv_heads: int
     head_dim: int
     rotary_dim: int
     """Leading elements of a head that RoPE turns; even."""
     rope_theta: float
-    gdn_key_heads: int
-    gdn_value_heads: int
-    gdn_key_dim: int
-    gdn_value_dim: int
-    conv_kernel: int
+    gdn_key_heads: int = 1
+    gdn_value_heads: int = 1
+    gdn_key_dim: int = 1
+    gdn_value_dim: int = 1
+    conv_kernel: int = 1
     eps: float
     tie_embeddings: bool
     max_positions: int
     has_mtp: bool
+    window: int = 0
+    """Keys that a row of a sliding layer sees, itself among them; 0 = there is no such layer."""
 
     @property
     def attention_layers(self) -> int:
@@ -52,6 +55,11 @@ class ModelDims:
     def gdn_layers(self) -> int:
         """Gated-delta layers of the trunk; each owns one recurrent and one conv state a slot."""
         return self.layer_types.count(LINEAR)
+
+    @property
+    def window_layers(self) -> int:
+        """Sliding-window layers; each owns one plane of a slot's ring."""
+        return self.layer_types.count(SLIDING)
 
     @property
     def planes(self) -> int:

@@ -4,7 +4,8 @@ With c = FLOPs of a token that do not depend on its position, a prefix from row 
 
     F(a, b) = (b - a) c + 2 n_attn n_q hd (b^2 - a^2)
 
-since the row at position p attends to p rows, at 4 n_q hd FLOPs each (scores and values).
+since the row at position p attends to p rows, at 4 n_q hd FLOPs each (scores and values); in a layer with a window, to as
+many as the window has, wherever it is.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class Prices:
     token_flops: int  #: of one row, without its attention over earlier rows
     pair_flops: int  #: of one row attending to one earlier row, halved: the factor of b^2 - a^2
     block_bytes: int  #: one block of KV rows in all planes
-    state_bytes: int  #: one snapshot, and the hidden of the row before it
+    state_bytes: int  #: one snapshot with its window tails, and the hidden of the row before it
 
     @classmethod
     def of(cls, dims: ModelDims) -> Prices:
@@ -36,13 +37,15 @@ class Prices:
         attention = 2 * hidden * (2 * query + 2 * kv) + 2 * query * hidden
         feed_forward = 6 * hidden * dims.intermediate
         taps = (dims.conv_kernel - 1) * dims.conv_channels
+        tail = 2 * max(0, dims.window - 1) * kv
         return cls(
             token_flops=dims.gdn_layers * delta
             + dims.attention_layers * attention
+            + dims.window_layers * (attention + 4 * query * dims.window)
             + len(dims.layer_types) * feed_forward,
             pair_flops=2 * dims.attention_layers * query,
             block_bytes=2 * dims.planes * kv * BLOCK_ROWS * FLOAT_BYTES,
-            state_bytes=(dims.gdn_layers * (cell + taps) + hidden) * FLOAT_BYTES,
+            state_bytes=(dims.gdn_layers * (cell + taps) + dims.window_layers * tail + hidden) * FLOAT_BYTES,
         )
 
     def flops(self, start: int, stop: int) -> int:

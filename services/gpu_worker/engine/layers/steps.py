@@ -16,6 +16,7 @@ from kernels.gated_delta import ReplayPlan
 from kernels.paged_attention import AttentionPlan, QueryTile
 from kernels.tiles import DECODE_COLUMNS, ROWS
 from services.gpu_worker.engine.cache.kv_pool import KVPool
+from services.gpu_worker.engine.cache.ring_pool import RingPool
 from services.gpu_worker.engine.cache.state_pool import StatePool
 
 
@@ -26,13 +27,15 @@ class Span:
     start: int
     count: int
     block_table: Sequence[int]
+    window: int = 0
+    """Keys that a row sees, itself among them; 0 = all before it."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionStep:
     """The attention side of a step; rows are [sequences * columns], padding included."""
 
-    kv: KVPool
+    kv: KVPool | RingPool
     cos_sin: Tensor
     """[sequences * columns, 2, rotary_dim / 2]."""
     sequences: int
@@ -55,6 +58,8 @@ class PrefillStep:
     states: StatePool
     slot: int
     rows: int
+    local: AttentionStep | None = None
+    """The same rows for the sliding layers; null when there are none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,23 +71,26 @@ class DecodeStep:
     replay: ReplayPlan
     conv_history: Tensor
     """[sequences * (K - 1)] int64 rows of the flattened conv windows."""
+    local: AttentionStep | None = None
+    """The same rows for the sliding layers; null when there are none."""
 
 
 Step = PrefillStep | DecodeStep
 
 
-def prefill_attention(span: Span, kv: KVPool, rope: Tensor) -> AttentionStep:
+def prefill_attention(span: Span, kv: KVPool | RingPool, rope: Tensor) -> AttentionStep:
     """One sequence in tiles of 64 rows, one plan a tile, so that scratch memory grows with the context only."""
     rows = -(-span.count // ROWS) * ROWS
     plans = []
     for first in range(0, rows, ROWS):
         columns = min(ROWS, span.count - first)
-        tile = QueryTile(span.start + first, columns, span.start + span.count - 1, span.block_table)
+        last = span.start + span.count - 1
+        tile = QueryTile(span.start + first, columns, last, span.block_table, span.window)
         plans.append((slice(first, first + ROWS), AttentionPlan.build([tile], ROWS, kv.kv_heads)))
     return _attention([span], rows, rows, tuple(plans), kv, rope)
 
 
-def decode_attention(spans: Sequence[Span], kv: KVPool, rope: Tensor) -> AttentionStep:
+def decode_attention(spans: Sequence[Span], kv: KVPool | RingPool, rope: Tensor) -> AttentionStep:
     """Several sequences in tiles of `DECODE_COLUMNS` columns, all in one plan."""
     columns = max(span.count for span in spans)
     padded = -(-columns // DECODE_COLUMNS) * DECODE_COLUMNS
@@ -92,9 +100,10 @@ def decode_attention(spans: Sequence[Span], kv: KVPool, rope: Tensor) -> Attenti
             max(1, min(DECODE_COLUMNS, span.count - first)),
             span.start + span.count - 1,
             span.block_table,
+            span.window,
         )
         if first < span.count
-        else QueryTile(span.start, 1, span.start + span.count - 1, span.block_table)
+        else QueryTile(span.start, 1, span.start + span.count - 1, span.block_table, span.window)
         for span in spans
         for first in range(0, padded, DECODE_COLUMNS)
     ]
@@ -107,7 +116,7 @@ def _attention(
     columns: int,
     padded: int,
     plans: tuple[tuple[slice, AttentionPlan], ...],
-    kv: KVPool,
+    kv: KVPool | RingPool,
     rope: Tensor,
 ) -> AttentionStep:
     offsets = torch.arange(columns)
