@@ -27,6 +27,9 @@ class WorkerSettings(Settings):
         default_factory=lambda: f"w-{secrets.token_hex(4)}", pattern=r"^[A-Za-z0-9_-]{1,64}$"
     )
 
+    device: Literal["cpu", "cuda"] = "cpu"
+    dtype: Literal["float32", "bfloat16"] | None = None
+    """Of weights, activations and KV; null = float32 on the CPU, bfloat16 on a card."""
     threads: int = Field(default=1, ge=1, le=256)
     num_blocks: int = Field(default=512, ge=2)
     num_slots: int = Field(default=8, ge=1)
@@ -111,6 +114,8 @@ class WorkerSettings(Settings):
             max_batch=self.max_batch,
             prefill_chunk=self.prefill_chunk,
             threads=self.threads,
+            device=self.device,
+            dtype=self.dtype,
             max_context=self.max_context,
         )
 

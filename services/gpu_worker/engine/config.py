@@ -158,6 +158,10 @@ class EngineConfig:
     """Most rows of one sequence, prompt and completion together."""
     host_tier_bytes: int = 0
     """Host memory for entries that give way on the device; 0 = they are evicted at once."""
+    device: str = "cpu"
+    """cpu or cuda: where a model that is given as a folder is loaded."""
+    dtype: str | None = None
+    """Of its weights, activations and KV; null = float32 on the CPU, bfloat16 on a card."""
 
     def __post_init__(self) -> None:
         for name in (

@@ -19,6 +19,8 @@ from services.gpu_worker.engine.cache.kv_pool import KVPool
 from services.gpu_worker.engine.cache.manager import CacheManager
 from services.gpu_worker.engine.cache.offload import HostTier, Pools
 from services.gpu_worker.engine.cache.prices import Prices
+from services.gpu_worker.engine.cache.ring_pool import RingPool
+from services.gpu_worker.engine.cache.slots import SlotMemory
 from services.gpu_worker.engine.cache.state_pool import StatePool
 from services.gpu_worker.engine.config import EngineConfig
 from services.gpu_worker.engine.executor import Executor
@@ -28,6 +30,7 @@ from services.gpu_worker.engine.intake import check_request
 from services.gpu_worker.engine.line import Line
 from services.gpu_worker.engine.models.fingerprint import numerics_fingerprint
 from services.gpu_worker.engine.models.loader import LoadedModel, load_model
+from services.gpu_worker.engine.placement import place
 from services.gpu_worker.engine.preemption import by_age, gives_way, spare_blocks
 from services.gpu_worker.engine.requests import (
     Admitted,
@@ -67,12 +70,25 @@ class Engine:
         faults: Faults | None = None,
     ) -> None:
         """`faults` = what shall go wrong; tests and `prove` alone give it."""
-        loaded = load_model(model, threads=config.threads) if isinstance(model, Path) else model
+        loaded = _load(model, config) if isinstance(model, Path) else model
+        placement = loaded.model.placement
         self.dims = loaded.dims
         self.fingerprint = numerics_fingerprint(loaded, config)
-        self.kv = KVPool(self.dims, config.num_blocks)
-        self.states = StatePool(self.dims, config.num_slots, config.num_snapshots, config.max_verify)
-        self.runner = ModelRunner(loaded.model, self.kv, self.states, config)
+        self.kv = KVPool(self.dims, config.num_blocks, placement)
+        self.states = StatePool(
+            self.dims, config.num_slots, config.num_snapshots, config.max_verify, placement
+        )
+        self.ring = RingPool(
+            self.dims,
+            config.num_slots,
+            config.num_snapshots,
+            prefill_rows=config.prefill_chunk,
+            max_verify=config.max_verify,
+            dtype=self.kv.k.dtype,
+            device=self.kv.k.device,
+        )
+        self.runner = ModelRunner(loaded.model, self.kv, self.states, config, self.ring)
+        self._slot_memory = SlotMemory(self.states, self.ring)
         self._config = config
         self._limits = limits or EngineLimits()
         self._clock = clock
@@ -81,8 +97,8 @@ class Engine:
             num_slots=config.num_slots,
             num_snapshots=config.num_snapshots,
             max_pending=self._limits.max_pending_captures,
-            states=self.states,
-            tier=HostTier(config.host_tier_bytes, Pools(self.kv, self.states)),
+            states=self._slot_memory,
+            tier=HostTier(config.host_tier_bytes, Pools(self.kv, self._slot_memory)),
             prices=Prices.of(self.dims),
         )
         self._affinity = AffinityPool(self._cache, most=self._limits.max_parked)
@@ -120,8 +136,8 @@ class Engine:
         chain: Sequence[bytes],
         labels: Sequence[str] = (),
     ) -> Hit | None:
-        """The deepest entry that prefixes `tokens`, at most len(tokens) - 1 long. `labels` (session id, user) say which
-        parked session it is expected to go on from; they change what is counted, never what is answered.
+        """The deepest entry that prefixes `tokens`, or is all of them. `labels` (session id, user) say which parked
+        session it is expected to go on from; they change what is counted, never what is answered.
 
         Takes references once a request id: a second call answers the same. They go when every submitted choice of the
         request has restored them (or was cancelled), or by `drop_hit`. A request without a hit runs cold.
@@ -366,8 +382,8 @@ class Engine:
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of an entry's state: the snapshot and the hidden of the row before it."""
-        return self.states.snapshot_bytes + self.dims.hidden * 4
+        """Bytes of an entry's state: the snapshot, its window tail too, and the hidden of the row before it."""
+        return self._slot_memory.snapshot_bytes + self.dims.hidden * 4
 
     def stats(self) -> EngineStats:
         """Pools, queues and counters."""
@@ -380,3 +396,7 @@ class Engine:
         """Recount every block, slot and snapshot from its holders. Raises EngineFault on a difference (C6)."""
         self._affinity.check()
         self._cache.check(stream.session.sequence for stream in self._active)
+
+
+def _load(folder: Path, config: EngineConfig) -> LoadedModel:
+    return load_model(folder, threads=config.threads, placement=place(config.device, config.dtype))

@@ -8,21 +8,21 @@ import torch
 from torch import Tensor
 
 from services.gpu_worker.engine.config import BLOCK_ROWS, ModelDims
+from services.gpu_worker.engine.placement import CPU, Placement
 from shared.errors import EngineFault
-
-FLOAT_BYTES = 4
 
 
 class KVPool:
-    """`k`, `v`: [planes, num_blocks, kv_heads, 64, head_dim] float32; the last plane is the MTP head's, if any."""
+    """`k`, `v`: [planes, num_blocks, kv_heads, 64, head_dim] in the placement's type; the last plane is the MTP head's, if
+    any."""
 
-    def __init__(self, dims: ModelDims, num_blocks: int) -> None:
+    def __init__(self, dims: ModelDims, num_blocks: int, placement: Placement = CPU) -> None:
         shape = (dims.planes, num_blocks, dims.kv_heads, BLOCK_ROWS, dims.head_dim)
-        self.k = torch.zeros(shape, dtype=torch.float32)
-        self.v = torch.zeros(shape, dtype=torch.float32)
+        self.k = torch.zeros(shape, dtype=placement.dtype, device=placement.device)
+        self.v = torch.zeros_like(self.k)
         self.num_blocks = num_blocks
         self.kv_heads = dims.kv_heads
-        self.row_bytes = 2 * dims.planes * dims.kv_heads * dims.head_dim * FLOAT_BYTES
+        self.row_bytes = 2 * dims.planes * dims.kv_heads * dims.head_dim * placement.dtype.itemsize
         self.block_bytes = self.row_bytes * BLOCK_ROWS
 
     def read_rows(self, block_table: Sequence[int], start: int, stop: int) -> Tensor:
@@ -32,7 +32,7 @@ class KVPool:
         """
         self._check(block_table, start, stop)
         first, last = start // BLOCK_ROWS, -(-stop // BLOCK_ROWS)
-        index = torch.tensor(list(block_table[first:last]), dtype=torch.int64)
+        index = torch.tensor(list(block_table[first:last]), dtype=torch.int64, device=self.k.device)
         both = torch.stack([_rows(self.k.index_select(1, index)), _rows(self.v.index_select(1, index))])
         offset = start - first * BLOCK_ROWS
         return both[:, :, :, offset : offset + stop - start].contiguous()

@@ -6,7 +6,7 @@ of the zero-centred norms, softmax scales, exp(A_log), the RoPE table.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from services.gpu_worker.engine.layers.gated_attention import GatedAttention
 from services.gpu_worker.engine.layers.gated_delta import DeltaWeights, GatedDeltaNet
 from services.gpu_worker.engine.layers.mlp import MLP
 from services.gpu_worker.engine.layers.steps import AttentionStep, Step
+from services.gpu_worker.engine.placement import CPU, Placement
 
 Pack = Callable[[Tensor], matmul.Packed]
 
@@ -48,17 +49,28 @@ class MTPHead:
 
 
 class HybridModel:
-    """float32 weights of one model; stateless between calls."""
+    """The weights of one model in their place; stateless between calls."""
 
-    def __init__(self, dims: ModelDims, weights: Mapping[str, Tensor], recipe: matmul.Recipe) -> None:
-        """`weights` as `checkpoint_shapes` names them, float32; `recipe` as the matmul self-test chose it."""
+    def __init__(
+        self,
+        dims: ModelDims,
+        weights: Mapping[str, Tensor],
+        recipe: matmul.Recipe,
+        placement: Placement = CPU,
+    ) -> None:
+        """`weights` as `checkpoint_shapes` names them, each read once or twice; `recipe` as the placement names it or as
+        the matmul self-test chose it."""
+        weights = _Placed(weights, placement)
 
         def pack(weight: Tensor) -> matmul.Packed:
             return matmul.pack(weight, recipe)
 
         self.dims = dims
         self.recipe = recipe
-        self.rope = norm_rope.rope_table(dims.rotary_dim, dims.rope_theta, dims.max_positions)
+        self.local_rope: Tensor | None = None
+        self.placement = placement
+        table = norm_rope.rope_table(dims.rotary_dim, dims.rope_theta, dims.max_positions)
+        self.rope = placement.vector(table)
         self._embedding = weights["model.embed_tokens.weight"]
         self._blocks = _trunk(dims, weights, pack)
         self._final_scale = 1.0 + weights["model.norm.weight"]
@@ -78,6 +90,24 @@ class HybridModel:
     def logits(self, hidden: Tensor) -> Tensor:
         """[R, H] -> [R, V]."""
         return matmul.linear(hidden, self._head)
+
+
+class _Placed(Mapping[str, Tensor]):
+    """Weights moved to their place as they are asked for, so that a large model never lies in two places whole."""
+
+    def __init__(self, weights: Mapping[str, Tensor], placement: Placement) -> None:
+        self._weights = weights
+        self._placement = placement
+
+    def __getitem__(self, name: str) -> Tensor:
+        weight = self._weights[name]
+        return self._placement.matrix(weight) if weight.dim() == 2 else self._placement.vector(weight)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._weights)
+
+    def __len__(self) -> int:
+        return len(self._weights)
 
 
 def matmul_shapes(dims: ModelDims) -> set[tuple[int, int]]:

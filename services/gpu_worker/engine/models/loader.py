@@ -1,4 +1,4 @@
-"""From a Hugging Face folder (config.json, safetensors) to a model in float32."""
+"""From a Hugging Face folder (config.json, safetensors) to a model in its place."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 
 import torch
 
-from kernels import matmul
 from services.gpu_worker.engine.config import ModelDims
 from services.gpu_worker.engine.models.checkpoint import Checkpoint, read_json
 from services.gpu_worker.engine.models.hybrid import HybridModel, matmul_shapes
 from services.gpu_worker.engine.models.tensors import checkpoint_shapes
+from services.gpu_worker.engine.placement import CPU, Placement
 from shared.errors import EngineFault
 
 MODEL_TYPES = frozenset({"qwen3_5", "qwen3_5_text"})
@@ -32,10 +32,10 @@ class LoadedModel:
     """do_sample, temperature, top_k, top_p, min_p, repetition_penalty, as far as the folder names them."""
 
 
-def load_model(folder: Path, *, threads: int = 1) -> LoadedModel:
+def load_model(folder: Path, *, threads: int = 1, placement: Placement = CPU) -> LoadedModel:
     """Read the folder's safetensors (one file or an index) tensor by tensor into a model.
 
-    Sets torch's intra-op threads, then lets the matmul self-test pick a recipe for these shapes. Accepts the
+    Sets torch's intra-op threads, then takes the placement's matmul recipe for these shapes. Accepts the
     `model.language_model.` prefix; without `mtp.*` tensors `dims.has_mtp` is false. Raises `EngineFault` naming the
     file, tensor, expected and actual shape.
     """
@@ -49,15 +49,12 @@ def load_model(folder: Path, *, threads: int = 1) -> LoadedModel:
     dims = ModelDims.from_hf(config, has_mtp=_has_mtp(checkpoint, folder))
     weights, digest = checkpoint.load(checkpoint_shapes(dims))
     torch.set_num_threads(threads)
-    try:
-        recipe = matmul.choose_recipe(matmul_shapes(dims))
-    except matmul.NotRowExact as error:
-        raise EngineFault(str(error)) from error
+    recipe = placement.recipe_for(matmul_shapes(dims))
     generation_path = folder / "generation_config.json"
     generation = read_json(generation_path) if generation_path.exists() else {}
     return LoadedModel(
         dims=dims,
-        model=HybridModel(dims, weights, recipe),
+        model=HybridModel(dims, weights, recipe, placement),
         weights_digest=digest,
         eos_ids=_eos(generation.get("eos_token_id", config.get("eos_token_id")), folder),
         generation_defaults={

@@ -1,0 +1,84 @@
+"""Where a model lives and in which types: decided once, at load. Nothing after it asks what the device is.
+
+On the CPU all is float32 and every verify folds what is pending. On a card weights, activations and KV are bfloat16 (or
+float32, for tests), recurrent states, accumulators and logits stay float32, and a state is written back only every few
+rows: the rows between are replayed from the store, in the same loop and with the same bits (`StatePool`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from kernels import matmul
+from shared.errors import EngineFault
+
+CARD_FOLD_ROWS: Final = 8
+"""Accepted rows that wait for a fold on a card: 35 us a state written against some tenths of a us a row replayed."""
+
+_DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Placement:
+    """Device and types of one engine."""
+
+    device: torch.device
+    dtype: torch.dtype
+    """Of weights, activations and KV."""
+    fold_rows: int = 0
+    """Pending rows from which a verify stores the state; 0 = it always does."""
+    recipe: matmul.Recipe | None = None
+    """How products are computed; null = what the self-test of the machine finds."""
+
+    @property
+    def on_card(self) -> bool:
+        """Whether launches go to a card, and may be kept as graphs."""
+        return self.device.type == "cuda"
+
+    @property
+    def dtype_name(self) -> str:
+        """For fingerprints and tables."""
+        return str(self.dtype).removeprefix("torch.")
+
+    def matrix(self, weight: Tensor) -> Tensor:
+        """A weight of a product or an embedding table, in the activations' type."""
+        return weight.to(device=self.device, dtype=self.dtype)
+
+    def vector(self, weight: Tensor) -> Tensor:
+        """A norm, bias or filter, kept in float32."""
+        return weight.to(device=self.device, dtype=torch.float32)
+
+    def recipe_for(self, shapes: Iterable[tuple[int, int]]) -> matmul.Recipe:
+        """The matmul recipe of weights (N, K). Raises `EngineFault` when none is row-exact here."""
+        if self.recipe is not None:
+            return self.recipe
+        try:
+            return matmul.choose_recipe(shapes)
+        except matmul.NotRowExact as error:
+            raise EngineFault(str(error)) from error
+
+
+CPU: Final = Placement(device=torch.device("cpu"), dtype=torch.float32)
+
+
+def place(device: str = "cpu", dtype: str | None = None, recipe: matmul.Recipe | None = None) -> Placement:
+    """The placement a setting names. Raises `EngineFault` for a device that is not there or a type that is not run."""
+    if device == "cpu":
+        if dtype not in (None, "float32"):
+            raise EngineFault(f"the CPU computes in float32, not in {dtype}")
+        return CPU
+    if not device.startswith("cuda"):
+        raise EngineFault(f"device {device!r} is neither cpu nor cuda")
+    if not torch.cuda.is_available():
+        raise EngineFault(f"device {device!r}: torch sees no card here")
+    name = dtype or "bfloat16"
+    if name not in _DTYPES:
+        raise EngineFault(f"dtype {dtype!r} is none of {sorted(_DTYPES)}")
+    return Placement(
+        device=torch.device(device), dtype=_DTYPES[name], fold_rows=CARD_FOLD_ROWS, recipe=recipe or "card"
+    )
