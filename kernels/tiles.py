@@ -13,7 +13,27 @@ DECODE_COLUMNS: Final = 8
 MATMUL_TILE: Final = 16
 """Rows of every product of the fallback matmul (measured: MKL row bits vary with other row counts)."""
 
+UNIT_ROWS: Final = 128
+"""Card: weight rows of a matmul unit, of the stored layout and of a product tile; prefill and decode share one copy."""
+
+UNIT_COLUMNS: Final = 64
+"""Card: weight columns of a unit: 128 bytes of bfloat16, the widest swizzle of shared memory."""
+
+RUNS: Final = 132
+"""Card: runs that a weight's units are cut into, one a multiprocessor of an H200. A constant, not read off the device."""
+
+LEAST_RUN: Final = 8
+"""Card: units of a run at least, so that small weights do not spend their time adding parts."""
+
 
 def tile_table() -> dict[str, int]:
     """All constants by name, for the fingerprint."""
-    return {"rows": ROWS, "decode_columns": DECODE_COLUMNS, "matmul_tile": MATMUL_TILE}
+    return {
+        "rows": ROWS,
+        "decode_columns": DECODE_COLUMNS,
+        "matmul_tile": MATMUL_TILE,
+        "unit_rows": UNIT_ROWS,
+        "unit_columns": UNIT_COLUMNS,
+        "runs": RUNS,
+        "least_run": LEAST_RUN,
+    }

@@ -11,17 +11,16 @@ Two recipes, other bits, so the choice is part of the fingerprint:
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final, Literal
+from typing import Final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kernels.activation.reference import swiglu
+from kernels.matmul.packed import NotRowExact, Packed, Recipe
 from kernels.tiles import MATMUL_TILE
-
-Recipe = Literal["onednn", "tiled"]
 
 _ONEDNN_HINT: Final = 16
 """Row count that oneDNN is told to lay the weights out for; only speed depends on it."""
@@ -34,25 +33,13 @@ _WIDEST: Final = 8192
 """Most outputs of a self-test weight, so that a head of 250,000 tokens does not cost seconds; columns are independent."""
 
 
-class NotRowExact(RuntimeError):
-    """No recipe keeps the bits of a row on this machine."""
-
-
-@dataclass(frozen=True, slots=True)
-class Packed:
-    """A weight [out, in] laid out for `recipe`."""
-
-    weight: Tensor
-    recipe: Recipe
-    out_features: int
-
-
-def pack(weight: Tensor, recipe: Recipe) -> Packed:
+def pack(weight: Tensor, recipe: Recipe, *, pairs: bool = False) -> Packed:
     """Lay out a float32 weight [N, K] (copied for `onednn`, made contiguous for `tiled`)."""
+    n, k = weight.shape
     if recipe == "onednn":
         laid_out = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _ONEDNN_HINT)
-        return Packed(laid_out, recipe, weight.shape[0])
-    return Packed(weight.contiguous(), recipe, weight.shape[0])
+        return Packed(laid_out, recipe, n, k, pairs)
+    return Packed(weight.contiguous(), recipe, n, k, pairs)
 
 
 def linear(x: Tensor, packed: Packed) -> Tensor:
@@ -63,6 +50,11 @@ def linear(x: Tensor, packed: Packed) -> Tensor:
     padded = F.pad(x, (0, 0, 0, -rows % MATMUL_TILE))
     tiles = [F.linear(tile, packed.weight) for tile in padded.split(MATMUL_TILE)]
     return torch.cat(tiles)[:rows]
+
+
+def linear_swiglu(x: Tensor, packed: Packed) -> Tensor:
+    """[M, K] -> silu(gate) * up, [M, N / 2], of a weight whose rows are [gate; up]."""
+    return swiglu(linear(x, packed))
 
 
 def row_exact(packed: Packed, in_features: int) -> bool:

@@ -1,5 +1,26 @@
 """Norms over the last dimension, and partial rotary positions."""
 
-from kernels.norm_rope.reference import gated_norm, l2_norm, qk_norm_rope, rms_norm, rope_table
+from __future__ import annotations
 
-__all__ = ["gated_norm", "l2_norm", "qk_norm_rope", "rms_norm", "rope_table"]
+from torch import Tensor
+
+from kernels.dispatch import device_module, on_card
+from kernels.norm_rope import reference
+from kernels.norm_rope.reference import l2_norm, qk_norm_rope, rope_table
+
+__all__ = ["add_rms_norm", "gated_norm", "l2_norm", "qk_norm_rope", "rms_norm", "rope_table"]
+
+
+def rms_norm(x: Tensor, scale: Tensor, eps: float) -> Tensor:
+    """x * rsqrt(mean(x^2) + eps) * scale over the last dimension, in x's dtype."""
+    return (device_module("norm_rope") if on_card(x) else reference).rms_norm(x, scale, eps)
+
+
+def add_rms_norm(x: Tensor, delta: Tensor, scale: Tensor, eps: float) -> Tensor:
+    """x += delta in place, then the norm of the (rounded) sum. delta [M, W], or [slices, M, W] in slice order."""
+    return (device_module("norm_rope") if on_card(x) else reference).add_rms_norm(x, delta, scale, eps)
+
+
+def gated_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """rms_norm(x) * weight * silu(gate) per head, x and gate [M, heads, dv]; in the gate's dtype on the card."""
+    return (device_module("norm_rope") if on_card(x) else reference).gated_norm(x, gate, weight, eps)

@@ -18,6 +18,16 @@ def rms_norm(x: Tensor, scale: Tensor, eps: float) -> Tensor:
     return F.rms_norm(x.contiguous(), (x.shape[-1],), scale, eps)
 
 
+def add_rms_norm(x: Tensor, delta: Tensor, scale: Tensor, eps: float) -> Tensor:
+    """x += delta in place, then the norm of the sum. delta [M, W], or [slices, M, W], added in slice order first."""
+    if delta.dim() == 3:
+        added = delta[0].clone()
+        for part in delta[1:]:
+            added.add_(part)
+        delta = added
+    return rms_norm(x.add_(delta), scale, eps)
+
+
 def gated_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
     """rms_norm(x) * weight * silu(gate), per head: x, gate [..., dv]; weight [dv] starts at ones, not at zeros."""
     return F.rms_norm(x.contiguous(), (x.shape[-1],), weight, eps).mul_(silu(gate))

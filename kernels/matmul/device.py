@@ -1,0 +1,177 @@
+"""Row-exact products on the card: weights in 16 KiB units, a fixed cut of them among the multiprocessors.
+
+Decode and verify rows run through `stream_kernel` in tiles of 64 rows, prefill rows through `dense_kernel`; which of the
+two is the caller's word. Nothing here looks at the row count but to decide how many row blocks there are.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kernels.launch import OVERLAP
+from kernels.matmul.dense import dense_kernel
+from kernels.matmul.packed import Packed, Recipe
+from kernels.matmul.stream import stream_kernel
+from kernels.matmul.tiles import stream
+from kernels.tiles import RUNS, UNIT_COLUMNS, UNIT_ROWS
+
+ROWS: Final = 64
+"""Rows of a decode tile: the smallest that the tensor cores' wide instructions take."""
+
+MOST_ROWS: Final = 256
+"""Decode rows of one launch; more take several, so that the parts have a fixed room."""
+
+PREFILL_ROWS: Final = 128
+"""Rows of a prefill tile."""
+
+_PADDED_ROWS: Final = 64
+_FLOAT8: Final = torch.float8_e4m3fn
+_MOST_TILES: Final = 16_384
+
+
+def pack(weight: Tensor, recipe: Recipe, *, pairs: bool = False) -> Packed:
+    """Lay out a bfloat16 (or, in tests, float32) weight [N, K] for a recipe of the card.
+
+    `card`: [N / 128, K / 64, 128, 64], zero-padded, so that a unit is 16 KiB in a row. With `pairs` gate and up rows
+    alternate. `card-fp8`: the same in e4m3, each output channel scaled to its largest magnitude.
+    """
+    n, k = weight.shape
+    if recipe in ("padded", "free"):
+        return Packed(weight.contiguous(), recipe, n, k, pairs)
+    if recipe not in ("card", "card-fp8"):
+        raise ValueError(f"recipe {recipe!r} is none of the card's")
+    if pairs:
+        weight = torch.stack(weight.chunk(2), dim=1).reshape(n, k)
+    scale = None
+    if recipe == "card-fp8":
+        largest = weight.abs().amax(dim=1).float()
+        scale = torch.where(largest > 0, largest / torch.finfo(_FLOAT8).max, 1.0)
+        weight = (weight.float() / scale[:, None]).to(_FLOAT8)
+        scale = F.pad(scale, (0, -n % UNIT_ROWS), value=1.0)
+    return Packed(_units(weight), recipe, n, k, pairs, scale)
+
+
+def _units(weight: Tensor) -> Tensor:
+    """[N, K] -> [N / UNIT_ROWS, K / UNIT_COLUMNS, UNIT_ROWS, UNIT_COLUMNS], padded with zeros."""
+    n, k = weight.shape
+    tiles, steps = -(-n // UNIT_ROWS), -(-k // UNIT_COLUMNS)
+    if (n % UNIT_ROWS, k % UNIT_COLUMNS) != (0, 0):
+        whole = weight.new_zeros(tiles * UNIT_ROWS, steps * UNIT_COLUMNS)
+        whole[:n, :k] = weight
+        weight = whole
+    return weight.view(tiles, UNIT_ROWS, steps, UNIT_COLUMNS).transpose(1, 2).contiguous()
+
+
+def linear(
+    x: Tensor, packed: Packed, *, prefill: bool = False, out_dtype: torch.dtype | None = None
+) -> Tensor:
+    """[M, K] -> [M, N] in `out_dtype` (x's own by default), accumulated in float32 and rounded once."""
+    if packed.pairs and packed.recipe not in ("padded", "free"):
+        raise ValueError("a weight packed as pairs is for linear_swiglu")
+    if packed.recipe in ("padded", "free"):
+        return _cublas(x, packed).to(out_dtype or x.dtype)
+    return _product(x, packed, prefill, out_dtype or x.dtype)
+
+
+def linear_swiglu(x: Tensor, packed: Packed, *, prefill: bool = False) -> Tensor:
+    """[M, K] -> silu(gate) * up, [M, N / 2]; gate and up stay in float32 until the result is rounded."""
+    if packed.recipe in ("padded", "free"):
+        from kernels.activation.device import swiglu
+
+        return swiglu(_cublas(x, packed))
+    if not packed.pairs:
+        raise ValueError("linear_swiglu takes a weight packed as pairs")
+    return _product(x, packed, prefill, x.dtype)
+
+
+def _product(x: Tensor, packed: Packed, prefill: bool, out_dtype: torch.dtype) -> Tensor:
+    width = packed.out_features // 2 if packed.pairs else packed.out_features
+    out = torch.empty(x.shape[0], width, dtype=out_dtype, device=x.device)
+    x = x.contiguous()
+    if x.data_ptr() % 16:
+        raise ValueError("rows must start at a multiple of 16 bytes")
+    if prefill:
+        _dense(x, packed, out)
+    else:
+        for first in range(0, x.shape[0], MOST_ROWS):
+            _stream(x[first : first + MOST_ROWS], packed, out[first : first + MOST_ROWS])
+    return out
+
+
+def _stream(x: Tensor, packed: Packed, out: Tensor) -> None:
+    cut = stream(packed.out_features, packed.in_features)
+    blocks = -(-x.shape[0] // ROWS)
+    parts, arrivals = _workspace(x.device)
+    stream_kernel[(blocks, cut.programs)](
+        x,
+        packed.weight,
+        out,
+        packed.scale,
+        parts,
+        arrivals,
+        x.shape[0],
+        N=packed.out_features,
+        K=packed.in_features,
+        BLOCK_M=ROWS,
+        BLOCK_N=UNIT_ROWS,
+        BLOCK_K=UNIT_COLUMNS,
+        EACH=cut.each,
+        TILES=cut.tiles,
+        PROGRAMS=cut.programs,
+        STAGES=4,
+        PAIRS=packed.pairs,
+        SCALED=packed.scale is not None,
+        OVERLAP=OVERLAP,
+        num_warps=4,
+        **({"launch_pdl": True} if OVERLAP else {}),
+    )
+
+
+def _dense(x: Tensor, packed: Packed, out: Tensor) -> None:
+    tiles = packed.weight.shape[0]
+    blocks = -(-x.shape[0] // PREFILL_ROWS)
+    dense_kernel[(blocks * tiles,)](
+        x,
+        packed.weight,
+        out,
+        packed.scale,
+        x.shape[0],
+        N=packed.out_features,
+        K=packed.in_features,
+        BLOCK_M=PREFILL_ROWS,
+        BLOCK_N=UNIT_ROWS,
+        BLOCK_K=UNIT_COLUMNS,
+        TILES=tiles,
+        GROUP=8,
+        STAGES=4,
+        PAIRS=packed.pairs,
+        SCALED=packed.scale is not None,
+        OVERLAP=OVERLAP,
+        num_warps=8,
+        **({"launch_pdl": True} if OVERLAP else {}),
+    )
+
+
+@lru_cache(maxsize=16)
+def _workspace(device: torch.device) -> tuple[Tensor, Tensor]:
+    """Parts and arrival counters, one set a device: launches of one stream use it one after the other.
+
+    Allocated once and kept, so that a CUDA graph may hold its address; the first product must come before a capture.
+    """
+    blocks = MOST_ROWS // ROWS
+    parts = torch.empty(blocks * 2 * RUNS * ROWS * UNIT_ROWS, dtype=torch.float32, device=device)
+    return parts, torch.zeros(blocks * _MOST_TILES, dtype=torch.int32, device=device)
+
+
+def _cublas(x: Tensor, packed: Packed) -> Tensor:
+    """The library's product: on whole tiles of 64 rows (`padded`), or on the rows as they come (`free`)."""
+    if packed.recipe == "free":
+        return F.linear(x, packed.weight)
+    padded = F.pad(x, (0, 0, 0, -x.shape[0] % _PADDED_ROWS))
+    tiles = [F.linear(tile, packed.weight) for tile in padded.split(_PADDED_ROWS)]
+    return torch.cat(tiles)[: x.shape[0]]

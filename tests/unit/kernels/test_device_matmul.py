@@ -1,0 +1,94 @@
+"""The card's products in Triton's interpreter, float32: against float64 and the row gate, with poisoned outputs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from kernels.matmul import device, tiles
+from kernels.matmul.packed import Packed
+from kernels.testing import assert_equal_bits
+from kernels.tiles import RUNS
+
+SHAPES = [(128, 64), (136, 72), (256, 1200), (40, 520), (264, 136)]
+"""(N, K): one unit; ragged both ways; a column tile shared by several programs; more K than N."""
+
+
+def _draw(rows: int, n: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(n * 7 + k)
+    return torch.randn(rows, k, generator=generator), torch.randn(n, k, generator=generator)
+
+
+def _poisoned_parts() -> None:
+    parts, arrivals = device._workspace(torch.device("cpu"))
+    parts.fill_(torch.nan)
+    assert not arrivals.any()
+
+
+@pytest.mark.parametrize(("n", "k"), SHAPES)
+@pytest.mark.parametrize("prefill", [False, True], ids=["decode", "prefill"])
+def test_product_is_right(nan_filled_empty: None, n: int, k: int, prefill: bool) -> None:
+    x, weight = _draw(67, n, k)
+    _poisoned_parts()
+    got = device.linear(x, device.pack(weight, "card"), prefill=prefill)
+    torch.testing.assert_close(got.double(), x.double() @ weight.double().T, rtol=1e-4, atol=1e-4)
+    _poisoned_parts()
+
+
+@pytest.mark.parametrize("prefill", [False, True], ids=["decode", "prefill"])
+def test_rows_keep_their_bits(prefill: bool) -> None:
+    x, weight = _draw(130, 136, 600)
+    packed = device.pack(weight, "card")
+    whole = device.linear(x, packed, prefill=prefill)
+    for first, count in ((0, 1), (5, 1), (64, 2), (63, 65), (129, 1)):
+        part = device.linear(x[first : first + count].clone(), packed, prefill=prefill)
+        assert_equal_bits(part, whole[first : first + count], f"{count} rows from {first}")
+
+
+@pytest.mark.parametrize("prefill", [False, True], ids=["decode", "prefill"])
+def test_pairs_give_the_activation(nan_filled_empty: None, prefill: bool) -> None:
+    x, weight = _draw(3, 272, 136)
+    got = device.linear_swiglu(x, device.pack(weight, "card", pairs=True), prefill=prefill)
+    gate, up = (x.double() @ weight.double().T).chunk(2, dim=-1)
+    torch.testing.assert_close(got.double(), gate * gate.sigmoid() * up, rtol=1e-4, atol=1e-3)
+
+
+def test_float8_channels_have_their_own_scale(nan_filled_empty: None) -> None:
+    x, weight = _draw(2, 136, 72)
+    weight *= torch.logspace(-3, 3, 136)[:, None]
+    weight[7] = 0.0
+    got = device.linear(x, device.pack(weight, "card-fp8")).double()
+    exact = x.double() @ weight.double().T
+    assert not got[:, 7].any()
+    gap = (got - exact).norm(dim=0) / (x.double().norm() * weight.double().norm(dim=1)).clamp_min(1e-30)
+    assert gap.max() < 0.03
+
+
+def test_misuse_is_refused() -> None:
+    x, weight = _draw(1, 128, 64)
+    with pytest.raises(ValueError, match="pairs"):
+        device.linear(x, device.pack(weight, "card", pairs=True))
+    with pytest.raises(ValueError, match="pairs"):
+        device.linear_swiglu(x, device.pack(weight, "card"))
+    with pytest.raises(ValueError, match="recipe"):
+        device.pack(weight, "tiled")
+
+
+@pytest.mark.parametrize(
+    ("n", "k"),
+    [(34816, 5120), (5120, 17408), (16480, 5120), (5120, 6144), (14336, 5120), (248320, 5120), (8, 8)],
+)
+def test_every_unit_is_read_once(n: int, k: int) -> None:
+    cut = tiles.stream(n, k)
+    units = cut.tiles * cut.steps
+    assert (cut.programs - 1) * cut.each < units <= cut.programs * cut.each
+    assert cut.programs <= RUNS
+
+
+def test_padded_baseline_takes_any_row_count() -> None:
+    x, weight = _draw(67, 40, 72)
+    packed: Packed = device.pack(weight, "padded")
+    torch.testing.assert_close(device.linear(x, packed), x @ weight.T, rtol=1e-5, atol=1e-4)
+    assert_equal_bits(device.linear(x[3:4], packed), device.linear(x, packed)[3:4], "row 3")
