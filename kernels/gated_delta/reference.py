@@ -15,7 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.gated_delta.plan import DeltaShape, ReplayPlan
+from kernels.activation.reference import delta_gates
+from kernels.conv import reference as conv
+from kernels.gated_delta.plan import DeltaShape, MixWeights, ReplayPlan
 from kernels.norm_rope.reference import l2_norm
 from kernels.tiles import ROWS
 
@@ -24,6 +26,54 @@ def qk_scale(shape: DeltaShape) -> Tensor:
     """[2, 1, 1] factors of `l2_norm` for (q, k): d^-0.5 of the norm, and the softmax-like d^-0.5 for q."""
     width = float(shape.key_dim)
     return torch.tensor([1.0 / width, width**-0.5])[:, None, None]
+
+
+def decode(
+    y: Tensor,
+    weights: MixWeights,
+    state: Tensor,
+    store: Tensor,
+    windows: Tensor,
+    plan: ReplayPlan,
+    shape: DeltaShape,
+    scale: Tensor,
+) -> Tensor:
+    """One layer's mixer between its two products: convolution, gates, packing, `replay_step`.
+
+    y [B * T, packed or wider]: columns [q k v | b | a | ...] of the projection -> o [B * T, value_heads, dv]. `windows`
+    is written like `state` and `store`.
+    """
+    columns = y.view(plan.slots.shape[0], -1, y.shape[-1])
+    mixed = conv.update(windows, plan.history, plan.slots, columns[..., : shape.channels], weights.conv)
+    packed = torch.cat([mixed, *_gates(columns, weights, shape)], dim=-1)
+    out = replay_step(state, store, plan, packed, shape, scale)
+    return out.reshape(-1, shape.value_heads, shape.value_dim)
+
+
+def prefill(
+    y: Tensor,
+    weights: MixWeights,
+    state: Tensor,
+    window: Tensor,
+    rows: int,
+    shape: DeltaShape,
+    scale: Tensor,
+) -> Tensor:
+    """The same for a prefill launch of one slot that starts on the grid, by chunks.
+
+    y [n, ...], n a multiple of 64, of which `rows` are real; state [value_heads, dk, dv] and window [K - 1, channels] are
+    advanced in place -> o [n, value_heads, dv].
+    """
+    mixed, tail = conv.prefill(window, y[:, : shape.channels], weights.conv, rows)
+    window.copy_(tail)
+    packed = torch.cat([mixed, *_gates(y, weights, shape)], dim=-1)
+    return chunk_prefill(state, packed, rows, shape, scale)
+
+
+def _gates(y: Tensor, weights: MixWeights, shape: DeltaShape) -> tuple[Tensor, Tensor]:
+    first, heads = shape.channels, shape.value_heads
+    b, a = y[..., first : first + heads], y[..., first + heads : first + 2 * heads]
+    return delta_gates(b, a, weights.rate, weights.dt_bias)
 
 
 def replay_step(
