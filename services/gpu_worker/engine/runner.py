@@ -17,9 +17,11 @@ from kernels.gated_delta import ReplayPlan
 from kernels.tiles import ROWS
 from services.gpu_worker.engine.batch import DraftRows, PrefillChunk, VerifyRows
 from services.gpu_worker.engine.cache.kv_pool import KVPool
+from services.gpu_worker.engine.cache.ring_pool import RingPool
 from services.gpu_worker.engine.cache.state_pool import StatePool, delta_shape
 from services.gpu_worker.engine.config import BLOCK_ROWS, EngineConfig, ModelDims
 from services.gpu_worker.engine.faults import OutOfMemory
+from services.gpu_worker.engine.layers.local import local_decode, local_prefill
 from services.gpu_worker.engine.layers.steps import (
     AttentionStep,
     DecodeStep,
@@ -28,7 +30,7 @@ from services.gpu_worker.engine.layers.steps import (
     decode_attention,
     prefill_attention,
 )
-from services.gpu_worker.engine.models.hybrid import HybridModel
+from services.gpu_worker.engine.models.family import Model
 from shared.errors import EngineFault
 
 
@@ -55,12 +57,26 @@ class ModelRunner:
 
     dims: ModelDims
 
-    def __init__(self, model: HybridModel, kv: KVPool, states: StatePool, config: EngineConfig) -> None:
-        """`model` is `LoadedModel.model`."""
+    def __init__(
+        self,
+        model: Model,
+        kv: KVPool,
+        states: StatePool,
+        config: EngineConfig,
+        ring: RingPool | None = None,
+    ) -> None:
+        """`model` is `LoadedModel.model`; without a `ring` the runner has one of its own, whose tails nobody takes."""
         self.dims = model.dims
         self._model = model
         self._kv = kv
         self._states = states
+        self._ring = ring or RingPool(
+            model.dims,
+            states.num_slots,
+            0,
+            prefill_rows=config.prefill_chunk,
+            max_verify=states.max_verify,
+        )
         self._config = config
         self._shape = delta_shape(model.dims)
         self._scale = gated_delta.qk_scale(self._shape)
@@ -91,10 +107,11 @@ class ModelRunner:
         self._check_verify(rows)
         spans = [Span(row.start, len(row.tokens), row.block_table) for row in rows]
         attention = decode_attention(spans, self._kv, self._model.rope)
-        step = self._decode_step([row.slot for row in rows], attention)
+        step = self._decode_step([row.slot for row in rows], spans, attention)
         hidden = self._model.trunk(self._embed([row.tokens for row in rows], attention.columns), step)
         for row in rows:
             self._states.verified(row.slot, len(row.tokens))
+            self._ring.wrote(row.slot, row.start + len(row.tokens))
         return _per_sequence(hidden, spans, attention.columns)
 
     def accept(self, slot: int, rows: int) -> None:
@@ -162,16 +179,19 @@ class ModelRunner:
             )
         attention = prefill_attention(span, self._kv, self._model.rope)
         embedded = self._embed([chunk.tokens], attention.columns)
-        hidden = self._model.trunk(
-            embedded.clone(), PrefillStep(attention, self._states, chunk.slot, span.count)
-        )
+        local = local_prefill(span, chunk.slot, self._ring, self._model.local_rope)
+        step = PrefillStep(attention, self._states, chunk.slot, span.count, local)
+        hidden = self._model.trunk(embedded.clone(), step)
         if self._model.mtp is not None:
             before = torch.cat([chunk.previous_hidden.view(1, -1), hidden[:-1]])
             self._model.mtp(embedded, before, attention)
         self._states.advanced(chunk.slot, span.count)
+        self._ring.wrote(chunk.slot, span.start + span.count)
         return hidden[: span.count]
 
-    def _decode_step(self, slots: Sequence[int], attention: AttentionStep) -> DecodeStep:
+    def _decode_step(
+        self, slots: Sequence[int], spans: Sequence[Span], attention: AttentionStep
+    ) -> DecodeStep:
         states, taps = self._states, self._states.taps
         folds = [states.fold(slot) for slot in slots]
         window = taps + states.max_verify
@@ -179,7 +199,8 @@ class ModelRunner:
             slot * window + fold + j for slot, fold in zip(slots, folds, strict=True) for j in range(taps)
         ]
         plan = ReplayPlan.build(slots, folds, attention.columns, states.max_verify, states.num_slots)
-        return DecodeStep(attention, states, plan, torch.tensor(history))
+        local = local_decode(spans, slots, self._ring, self._model.local_rope)
+        return DecodeStep(attention, states, plan, torch.tensor(history, dtype=torch.int64), local)
 
     def _embed(self, tokens: Sequence[Sequence[int]], columns: int) -> Tensor:
         """Tokens of each sequence, padded with id 0 to `columns` -> [sequences * columns, H]."""

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from services.gpu_worker.engine.cache.checksum import Checksum, checksum
 from services.gpu_worker.engine.cache.kv_pool import KVPool
+from services.gpu_worker.engine.cache.slots import SlotMemory
 from services.gpu_worker.engine.cache.state_pool import StatePool
 
 
@@ -36,9 +37,9 @@ class Memory(Protocol):
 
 
 class Pools:
-    """`Memory` over the engine's two pools."""
+    """`Memory` over the engine's pools; a model without window layers needs no `SlotMemory`."""
 
-    def __init__(self, kv: KVPool, states: StatePool) -> None:
+    def __init__(self, kv: KVPool, states: StatePool | SlotMemory) -> None:
         self.read_block, self.write_block = kv.read_block, kv.write_block
         self.read_snapshot, self.write_snapshot = states.read_snapshot, states.write_snapshot
 

@@ -75,8 +75,8 @@ class RingPool:
         self._tails = torch.zeros(tail, dtype=dtype, device=device)
         self._low = [0] * num_slots
         self._end = [0] * num_slots
-        self.tail_bytes = self._tails[:1].numel() * dtype.itemsize
-        """Bytes of one tail: 2 * planes * (W - 1) * kv_heads * head_dim elements."""
+        self.tail_size = 2 * self.tail_rows * self.planes * dims.kv_heads * dims.head_dim
+        """Elements of one tail."""
 
     def _blocks(self, prefill_rows: int, max_verify: int) -> int:
         """The window and the widest launch. A prefill starts on the grid, a verify anywhere."""
@@ -85,9 +85,15 @@ class RingPool:
         return max(on_grid, anywhere)
 
     @property
+    def tail_bytes(self) -> int:
+        """Bytes of one tail."""
+        return self.tail_size * self.k.element_size()
+
+    @property
     def ring_bytes(self) -> int:
         """Bytes of one slot's ring, whatever the length of its sequence."""
-        return 2 * self.k[:, : self.blocks_each].numel() * self.k.element_size()
+        rows = self.blocks_each * BLOCK_ROWS
+        return 2 * self.planes * rows * self.k.shape[2] * self.k.shape[4] * self.k.element_size()
 
     def table(self, slot: int) -> RingTable:
         """Where the logical blocks of a slot lie."""

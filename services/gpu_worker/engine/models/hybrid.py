@@ -68,6 +68,7 @@ class HybridModel:
         self.dims = dims
         self.recipe = recipe
         self.local_rope: Tensor | None = None
+        self.local_rope: Tensor | None = None
         self.placement = placement
         table = norm_rope.rope_table(dims.rotary_dim, dims.rope_theta, dims.max_positions)
         self.rope = placement.vector(table)

@@ -1,0 +1,28 @@
+"""What every kind of attention layer does with its plane of a paged pool: write the rows of a step, then attend."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from kernels import paged_attention
+from services.gpu_worker.engine.layers.steps import AttentionStep
+
+
+def write(plane: int, keys: Tensor, values: Tensor, at: AttentionStep) -> None:
+    """Keys and values [M, kv_heads, head_dim] of a step's rows into the plane; padding is left out."""
+    if at.real_rows is not None:
+        keys, values = keys.index_select(0, at.real_rows), values.index_select(0, at.real_rows)
+    paged_attention.write_rows(at.kv.k[plane], keys, at.targets)
+    paged_attention.write_rows(at.kv.v[plane], values, at.targets)
+
+
+def attend(plane: int, query: Tensor, at: AttentionStep) -> Tensor:
+    """[M, heads, head_dim], scaled already -> [M, heads * head_dim], through whole query tiles."""
+    rows, heads, width = query.shape
+    tiled = query.new_zeros(at.sequences, at.padded_columns, heads, width)
+    tiled[:, : at.columns] = query.view(at.sequences, at.columns, heads, width)
+    flat = tiled.view(-1, heads, width)
+    keys, values = at.kv.k[plane], at.kv.v[plane]
+    for where, plan in at.plans:
+        flat[where] = paged_attention.attend(flat[where], keys, values, plan)
+    return tiled[:, : at.columns].reshape(rows, heads * width)

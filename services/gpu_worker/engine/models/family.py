@@ -1,0 +1,54 @@
+"""What the engine asks of a model, whatever its family."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from kernels import matmul
+from services.gpu_worker.engine.config import ModelDims
+from services.gpu_worker.engine.layers.steps import AttentionStep, Step
+
+
+class DraftHead(Protocol):
+    """An MTP head: see `MTPHead`."""
+
+    def __call__(self, embedded: Tensor, hiddens: Tensor, step: AttentionStep) -> Tensor: ...
+
+
+class Model(Protocol):
+    """Weights in their place; stateless between calls."""
+
+    @property
+    def dims(self) -> ModelDims: ...
+
+    @property
+    def recipe(self) -> matmul.Recipe:
+        """How its products are computed."""
+        ...
+
+    @property
+    def rope(self) -> Tensor:
+        """[positions, 2, rotary_dim / 2] of the full-attention layers."""
+        ...
+
+    @property
+    def local_rope(self) -> Tensor | None:
+        """The same of the sliding layers; null when there are none."""
+        ...
+
+    @property
+    def mtp(self) -> DraftHead | None: ...
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """[M] int64 -> [M, H]."""
+        ...
+
+    def trunk(self, x: Tensor, step: Step) -> Tensor:
+        """Embedded rows [M, H], overwritten -> hidden after the final norm."""
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[R, H] -> [R, V] float32."""
+        ...
