@@ -70,6 +70,7 @@ def picture(
         set_aside=counters.set_aside,
         preempted=counters.preempted,
         affinity=affinity.counts(),
+        decoded=cache.decoded.counts(),
         host_bytes=cache.tier.used,
         spilled=cache.tier.taken,
         brought_back=cache.tier.brought,

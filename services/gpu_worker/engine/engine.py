@@ -27,6 +27,7 @@ from services.gpu_worker.engine.executor import Executor
 from services.gpu_worker.engine.faults import Faults, StreamKey
 from services.gpu_worker.engine.faulty import FaultyRunner
 from services.gpu_worker.engine.intake import check_request
+from services.gpu_worker.engine.keeper import Keeper
 from services.gpu_worker.engine.line import Line
 from services.gpu_worker.engine.models.fingerprint import numerics_fingerprint
 from services.gpu_worker.engine.models.loader import LoadedModel, load_model
@@ -46,7 +47,7 @@ from services.gpu_worker.engine.requests import (
 )
 from services.gpu_worker.engine.runner import ModelRunner
 from services.gpu_worker.engine.scheduler import Room, Speculation, plan_step, speculation
-from services.gpu_worker.engine.sequence import SequenceState
+from services.gpu_worker.engine.sequence import SequenceState, session_hash
 from services.gpu_worker.engine.sessions.factory import SessionFactory
 from services.gpu_worker.engine.sessions.outcome import Ending
 from services.gpu_worker.engine.streams import Stream, Waiting
@@ -100,8 +101,10 @@ class Engine:
             states=self._slot_memory,
             tier=HostTier(config.host_tier_bytes, Pools(self.kv, self._slot_memory)),
             prices=Prices.of(self.dims),
+            max_decoded=self._limits.max_decoded,
         )
         self._affinity = AffinityPool(self._cache, most=self._limits.max_parked)
+        self._keeper = Keeper(self._cache, self.runner.flush, interval=self._limits.decode_ckpt_blocks)
         self._sessions = SessionFactory(self.dims, config, self._limits)
         self._faults = faults
         self._counters = Counters()
@@ -186,8 +189,11 @@ class Engine:
         return self._cache.spill(keys)
 
     def _make_room(self) -> None:
-        """What gives way moves to the host tier while that has room; only then has the broker to be asked."""
+        """What gives way moves to the host tier while that has room; only then has the broker to be asked. What no
+        eviction could bring, decode-made states that nobody runs on give."""
         pressure = self.pressure()
+        if pressure.blocks and self._cache.give_up_decoded(pressure.blocks, self._line.base):
+            pressure = self.pressure()
         if pressure:
             self._cache.make_room(pressure.blocks, pressure.snapshots)
 
@@ -260,7 +266,9 @@ class Engine:
     def _start(self, waiting: Waiting, verdict: Speculation) -> None:
         request, past, sequence = waiting.request, waiting.past, SequenceState.host_only()
         began = self._clock.monotonic_ns()
-        admission = self._cache.admit(request, sequence, waiting.rows(self._limits.decode_reserve))
+        sequence.session_hash = session_hash(request.root, *request.key)
+        base = self._cache.base(request, waiting.checkpoint)
+        admission = self._cache.admit(request, sequence, waiting.rows(self._limits.decode_reserve), base)
         if admission is None:
             raise EngineFault("a planned admission did not fit")
         speculate = verdict is Speculation.ADMIT
@@ -275,6 +283,9 @@ class Engine:
         session.overshoot = self._faults.overshoot(request.key) if self._faults else 0
         now = self._clock.wall_ns()
         stream = Stream(request=request, session=session, prime_ns=now, past=past, number=waiting.number)
+        if base is not None and base is waiting.checkpoint:
+            self._keeper.runs(stream, base)
+            session.resume(self._cache)
         if not speculate and self._sessions.drafts(request):
             stream.drafter_off(DrafterOffReason.LOAD)
         self._active.append(stream)
@@ -296,6 +307,7 @@ class Engine:
         streams = [stream for stream in self._active if stream.session.primed]
         leaving = [stream for stream in streams if self._shall_demote(stream, verdict)]
         self._executor.decode(streams, leaving, rounds, stop=lambda: self._interrupted)
+        self._keeper.after_burst(streams)
 
     def _shall_demote(self, stream: Stream, verdict: Speculation) -> bool:
         if verdict is Speculation.DEMOTE:
@@ -315,7 +327,10 @@ class Engine:
             self._preempt(stream)
         for stream in by_age(self._active):
             while stream.going and stream.session.primed and not self._fed(stream):
-                victim = gives_way(self._active, stream, evictable=self._cache.reclaimable() > 0)
+                evictable = self._cache.reclaimable() > 0
+                victim = gives_way(self._active, stream, evictable=evictable)
+                if (victim is not None or not evictable) and self._cache.decoded.free_blocks(1):
+                    continue
                 if victim is None:
                     break
                 self._preempt(victim)
@@ -331,6 +346,7 @@ class Engine:
         """The stream keeps what is cached, gives the rest back and stands at the head of the queue."""
         stream.session.capture_here(self._cache)
         self._executor.announce(stream.session.drain_captures())
+        self._keeper.giving_way(stream)
         stream.give_way()
         self._counters.preempted += 1
         self._put_back(stream)
@@ -347,6 +363,7 @@ class Engine:
         if waiting is None:
             return
         self._active.remove(stream)
+        self._keeper.waits(stream)
         self._line.come_back(waiting)
         self._counters.set_aside += 1
         self._tell(stream.parked(self._clock.wall_ns()))
@@ -372,6 +389,7 @@ class Engine:
         self._active = [stream for stream in self._active if stream.session.ending is None]
         for stream in ended:
             stream.session.park()
+            self._keeper.ended(stream)
             self._sessions.finished(stream.request, stream.emitted)
             self._affinity.park(stream.session)
             finished = stream.finished(self._clock.wall_ns())

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
 
+from services.gpu_worker.engine.cache.decoded import DecodedState
 from services.gpu_worker.engine.cache.manager import CacheManager
 from services.gpu_worker.engine.faults import StreamKey
 from services.gpu_worker.engine.requests import Event, GenerateRequest, HitDropped, SpecTelemetry
@@ -38,8 +39,17 @@ class Line:
         """Fresh blocks that the head needs, 0 when nobody waits."""
         return self._fresh_blocks(self._waiting[0]) if self._waiting else 0
 
+    @property
+    def base(self) -> DecodedState | None:
+        """What the head will go on from beside a hit."""
+        return self._base(self._waiting[0]) if self._waiting else None
+
+    def _base(self, waiting: Waiting) -> DecodedState | None:
+        return self._cache.base(waiting.request, waiting.checkpoint)
+
     def _fresh_blocks(self, waiting: Waiting) -> int:
-        return self._cache.fresh_blocks(waiting.request, waiting.rows(self._reserve))
+        base = self._base(waiting)
+        return self._cache.fresh_blocks(waiting.request, waiting.rows(self._reserve), base)
 
     def telemetry(self) -> list[SpecTelemetry]:
         """What streams that came back had done before."""
@@ -76,6 +86,7 @@ class Line:
         for waiting in leaving:
             self._waiting.remove(waiting)
             self._cache.abandon(request_id)
+            self._cache.decoded.drop(waiting.checkpoint)
         return leaving
 
     def admit(self, room: Room) -> Iterator[Waiting]:
@@ -83,11 +94,22 @@ class Line:
         miss, and room is planned anew."""
         count = admissions([self._fresh_blocks(waiting) for waiting in self._waiting], room)
         for _ in range(count):
-            key = self._cache.bring_back(self._waiting[0].request.request_id)
-            if key is not None:
-                self._dropped(self._waiting[0], key)
+            if not self._is_here(self._waiting[0]):
                 return
             yield self._waiting.popleft()
+
+    def _is_here(self, waiting: Waiting) -> bool:
+        """Bring what it goes on from to the device. False when that is gone, or when what went in before it took what
+        it needs."""
+        if self._fresh_blocks(waiting) > self._cache.blocks.free:
+            return False
+        base = self._base(waiting)
+        if base is not None:
+            return self._cache.bring_base(base)
+        key = self._cache.bring_back(waiting.request.request_id)
+        if key is not None:
+            self._dropped(waiting, key)
+        return key is None
 
     def free_holds(self, wanted: int | None = None) -> None:
         """Nothing runs on and `wanted` blocks (null = what the head needs) are not free: hits that wait must not keep

@@ -45,6 +45,10 @@ DrafterKind: TypeAlias = Literal["none", "mtp", "ngram"]
 """What proposes tokens. It changes how fast a stream comes, never what it says."""
 
 
+ReuseKind: TypeAlias = Literal["exact", "decode"]
+"""What a turn may go on from: prefill-made rows alone, or also (opted in, and named) what the turn before decoded (C1.3)."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GenerateRequest:
     """One choice of one request, ready to be primed."""
@@ -60,6 +64,7 @@ class GenerateRequest:
     capture_at: int | None = None  #: shared-prefix boundary worth cutting, floored to the grid
     ckpt_at: int | None = None  #: stable boundary for the next turn, floored to the grid; null = prompt end
     use_cache: bool = True  #: false: no restore and no capture
+    reuse: ReuseKind = "exact"
     drafter: DrafterKind = "mtp"  #: a model without an MTP head decodes plainly instead
     speculation_k: int = 0  #: drafts a round; 0 = plain decode
     top_logprobs: int | None = None  #: null = no logprobs; 0 = the chosen token's alone
@@ -304,6 +309,17 @@ class AffinityCounts:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class DecodedCounts:
+    """States of decoding sequences that are kept beside the tree: now, parked for a next turn, and ever."""
+
+    held: int = 0
+    parked: int = 0
+    kept: int = 0
+    restored: int = 0
+    dropped: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class EngineStats:
     """A consistent picture between two steps."""
 
@@ -325,6 +341,7 @@ class EngineStats:
     set_aside: int = 0  #: streams parked for lack of memory, ever
     preempted: int = 0  #: those of them that gave way to older ones
     affinity: AffinityCounts = AffinityCounts()
+    decoded: DecodedCounts = DecodedCounts()
     host_bytes: int = 0  #: in the host tier
     spilled: int = 0  #: blocks and states that went there, ever
     brought_back: int = 0
@@ -357,5 +374,9 @@ class EngineLimits:
     floor: float = 1.1  #: tokens a verify under which a stream's drafter is turned off (FR-22); 0 = never
     floor_rounds: int = 64  #: rounds that are judged together
     max_parked: int = 32  #: finished sessions that wait for their next turn
+    decode_ckpt_blocks: int = 4  #: blocks between two checkpoints of a decoding stream; 0 = none are taken
+    max_decoded: int = (
+        8  #: decode checkpoints and sessions of `reuse = "decode"` kept, a quarter of the snapshots at most
+    )
     decode_reserve: int = 64  #: completion rows that a stream is admitted with; it gets more as it decodes
     max_pending_captures: int = 16  #: captures that wait for the broker; more are dropped and counted

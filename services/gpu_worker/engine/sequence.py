@@ -5,12 +5,31 @@ Knows no pool: whoever hands a resource to a sequence tells the guard how to tak
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+
+from torch import Tensor
 
 from services.gpu_worker.engine.config import BLOCK_ROWS
 from services.gpu_worker.engine.requests import TokenLogprob
 from shared.errors import EngineFault
+
+
+def session_hash(root: bytes, request_id: str, choice: int) -> int:
+    """Who owns what is kept of a stream: 64 bits of a SHA-256 over its namespace and its name; never 0 (R-Q7)."""
+    name = hashlib.sha256(root + choice.to_bytes(8, "little") + request_id.encode())
+    return int.from_bytes(name.digest()[:8], "little") or 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class ProposerState:
+    """What a drafter of one sequence knows and has not written to the draft plane: `tokens` from position `start` on,
+    and the hiddens [n, H] of the rows before them. All draft rows below `start` are written."""
+
+    start: int
+    tokens: tuple[int, ...] = ()
+    hiddens: tuple[Tensor, ...] = ()
 
 
 class ResourceGuard:
@@ -61,6 +80,15 @@ class SequenceState:
     prefix_lookup_applied: bool = False  #: a retried chunk 0 replays the decision instead of asking again
     collect_prompt_logprobs: int | None = (
         None  #: alternatives to list of every prompt row; null = none are made
+    )
+    session_hash: int = 0  #: owner of what is kept of it; 0 = untracked: nothing is kept and nothing restored
+    proposer_state: ProposerState | None = None  #: the drafter's, when it was kept; null without a head
+    last_decode_ckpt_block: int | None = (
+        None  #: block of the newest decode checkpoint; null before the first (R-Q17)
+    )
+    from_rows: bool = False  #: began with rows that a decode made, its own before or another turn's
+    from_decode: bool = (
+        False  #: goes on from decode-made rows of another turn: nothing of it is published (C1.3)
     )
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  #: entry i scores prompt token i + 1
     guard: ResourceGuard = field(default_factory=ResourceGuard)
@@ -121,6 +149,16 @@ class SequenceState:
     def commit(self, tokens: list[int] | tuple[int, ...]) -> None:
         """Append rows that the cache holds now. Raises EngineFault when the block table does not cover them, as none
         does once the blocks were given back: a late result reaches nobody (FR-18)."""
+    def go_on_from(self, tokens: Sequence[int], blocks: list[int]) -> None:
+        """Take over rows that were kept of a decoding sequence: `blocks` are referenced for this one already, and the
+        fresh ones behind them cover the rest of `tokens`."""
+        self.block_table[:0] = blocks
+        if self.tokens or len(tokens) > len(self.block_table) * BLOCK_ROWS:
+            raise EngineFault(f"{len(self.block_table)} blocks cannot go on from {len(tokens)} rows")
+        self.tokens.extend(tokens)
+        self.kv_valid_tokens = self.prefix_ref_tokens = len(tokens)
+        self.prefix_lookup_applied = self.from_rows = True
+
         if self.seq_len + len(tokens) > len(self.block_table) * BLOCK_ROWS:
             raise EngineFault(f"row {self.seq_len + len(tokens)} lies outside {len(self.block_table)} blocks")
         self.tokens.extend(tokens)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from services.gpu_worker.engine.cache.decoded import DecodedState
 from services.gpu_worker.engine.cache.entry import Capture
 from services.gpu_worker.engine.config import BLOCK_ROWS
 from services.gpu_worker.engine.faults import StreamKey
@@ -44,6 +45,9 @@ class Past:
     preempted: int = 0  #: times that it gave way
     scored: int = 0  #: prompt tokens whose log probabilities were told
     capture_disabled: bool = False  #: a launch of it did not fit (R-S8)
+    checkpoint: DecodedState | None = (
+        None  #: rows and state to come back from, if they are still kept (R-Q17)
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,6 +65,11 @@ class Waiting:
         request = self.request
         reserve <<= min(self.past.preempted, MOST_DOUBLINGS) if self.past else 0
         return len(request.tokens) + min(request.max_tokens, len(request.emitted) + reserve)
+
+    @property
+    def checkpoint(self) -> DecodedState | None:
+        """What the stream may come back from."""
+        return self.past.checkpoint if self.past else None
 
     @property
     def telemetry(self) -> SpecTelemetry:
@@ -98,6 +107,7 @@ class Stream:
     in_place: bool = False  #: a hand-off was refused: the session finishes by itself
     emitted: list[int] = field(init=False)  #: journalled before, or delivered
     retries: int = field(init=False)  #: failures alone since it last had a new token
+    checkpoint: DecodedState | None = None  #: the newest one (R-Q17)
     blamed: bool = False
     preempted: bool = False
     scored: int = field(init=False)  #: prompt tokens whose log probabilities were told
@@ -179,6 +189,7 @@ class Stream:
             preempted=(self.past.preempted if self.past else 0) + self.preempted,
             scored=self.scored,
             capture_disabled=self.aside or self.session.capture_disabled,
+            checkpoint=self.checkpoint,
         )
         request = replace(self.request, emitted=tuple(self.emitted))
         return Waiting(request=request, since_ns=now_ns, past=past, number=self.number)

@@ -18,7 +18,8 @@ from typing import Protocol
 from torch import Tensor
 
 from services.gpu_worker.engine.cache.captures import Captures, Snapshots
-from services.gpu_worker.engine.cache.entry import Capture, Entry
+from services.gpu_worker.engine.cache.decoded import DecodedState, DecodedStates
+from services.gpu_worker.engine.cache.entry import Capture, Entry, StoredState
 from services.gpu_worker.engine.cache.evict import Candidate, Policy, choose, worst_first
 from services.gpu_worker.engine.cache.holds import Holds
 from services.gpu_worker.engine.cache.moves import Moves
@@ -63,7 +64,9 @@ class CacheManager:
         tier: HostTier,
         prices: Prices,
         policy: Policy = worst_first,
+        max_decoded: int = 0,
     ) -> None:
+        """`max_decoded` = decode-made states kept beside the tree, at most a quarter of the snapshots."""
         self.blocks = BlockAllocator(num_blocks)
         self.slots = IdPool(num_slots, "slot")
         self.snapshots = IdPool(num_snapshots, "snapshot")
@@ -80,6 +83,9 @@ class CacheManager:
             self.tree, self.blocks, self.snapshots, self._moves, states, max_pending=max_pending
         )
         self._pending = self._captures.pending
+        self.decoded = DecodedStates(
+            self.blocks, self.snapshots, states, tier, most=min(max_decoded, num_snapshots // 4)
+        )
         self._victims = Victims(self.tree, self._moves, self._pending, prices)
 
     # -- hits ---------------------------------------------------------------------------------------------------
@@ -114,6 +120,7 @@ class CacheManager:
         """See `Holds.bring`; a snapshot is made free for it."""
         if self._held.needs_snapshot(request_id) and not self.snapshots.free:
             self.make_room(0, 1)
+            self._demand_snapshot()
         return self._held.bring(request_id)
 
     def is_resident(self, key: bytes) -> bool:
@@ -133,18 +140,48 @@ class CacheManager:
 
     # -- sequences ----------------------------------------------------------------------------------------------
 
-    def fresh_blocks(self, request: GenerateRequest, rows: int | None = None) -> int:
-        """Blocks to allocate for `rows` (null = prompt and whole budget) beyond what the hold brings."""
+    def base(self, request: GenerateRequest, checkpoint: DecodedState | None) -> DecodedState | None:
+        """What a sequence goes on from instead of its hit: the stream's own checkpoint, or else, if it opted in, the
+        longest parked session that is deeper than the hit."""
+        if checkpoint is not None and checkpoint.alive:
+            return checkpoint
+        if request.reuse != "decode" or not request.use_cache:
+            return None
+        hold = self._held.usable(request)
+        found = self.decoded.find(request.root, request.tokens)
+        return found if found and found.position > (hold.entry.position if hold else 0) else None
+
+    def bring_base(self, decoded: DecodedState) -> bool:
+        """See `DecodedStates.bring`; a snapshot is made free for it."""
+        if decoded.on_device:
+            return True
+        self._demand_snapshot(but=decoded)
+        return self.decoded.bring(decoded)
+
+    def _demand_snapshot(self, but: DecodedState | None = None) -> None:
+        if not self.snapshots.free:
+            self.decoded.free_snapshot(but)
+
+    def fresh_blocks(
+        self, request: GenerateRequest, rows: int | None = None, base: DecodedState | None = None
+    ) -> int:
+        """Blocks to allocate for `rows` (null = prompt and whole budget) beyond what `base` or else the hold brings."""
         rows = len(request.tokens) + request.max_tokens if rows is None else rows
+        if base is not None:
+            return -(-max(rows, base.position + 1) // BLOCK_ROWS) - base.shared
         hold = self._held.usable(request)
         return -(-rows // BLOCK_ROWS) - (len(hold.blocks) if hold else 0)
 
     def admit(
-        self, request: GenerateRequest, sequence: SequenceState, rows: int | None = None
+        self,
+        request: GenerateRequest,
+        sequence: SequenceState,
+        rows: int | None = None,
+        base: DecodedState | None = None,
     ) -> Admission | None:
-        """Give a sequence its slot and blocks for `rows`, and restore its hit; null, and nothing taken, when they do
-        not fit."""
-        fresh = self.blocks.allocate(self.fresh_blocks(request, rows))
+        """Give a sequence its slot and blocks for `rows`, and restore `base` or else its hit; null, and nothing taken,
+        when they do not fit."""
+        fresh = self.blocks.allocate(self.fresh_blocks(request, rows, base))
         if fresh is None:
             return None
         slot = self.slots.acquire()
@@ -156,6 +193,9 @@ class CacheManager:
         sequence.guard.add(lambda: self.slots.release(slot))
         sequence.guard.add(lambda: _release_table(self.blocks, sequence))
         self._states.reset(slot)
+        if base is not None:
+            self.abandon(request.request_id)
+            return Admission(hit_key=None, last_hidden=self.decoded.restore(base, sequence))
         return self._restore(request, sequence, slot)
 
     def grow(self, sequence: SequenceState, rows: int) -> bool:
@@ -190,7 +230,8 @@ class CacheManager:
     def capture(
         self, request: GenerateRequest, sequence: SequenceState, position: int, last_hidden: Tensor
     ) -> Capture | None:
-        """See `Captures.capture`."""
+        """See `Captures.capture`; a snapshot that waits for nobody but its own stream gives way to it."""
+        self._demand_snapshot()
         return self._captures.capture(request, sequence, position, last_hidden)
 
     def publish(self, capture_id: int) -> bool:
@@ -214,6 +255,12 @@ class CacheManager:
 
     def make_room(self, blocks: int, snapshots: int) -> None:
         """Spill idle entries, worst first, until so much is free beyond what is, or the tier has no room left."""
+    def give_up_decoded(self, blocks: int, but: DecodedState | None = None) -> bool:
+        """Blocks are needed that no eviction could free: decode-made states that nobody runs on give theirs. True when
+        any came free. `but` = what the one that needs them goes on from."""
+        short = blocks - self.reclaimable()
+        return short > 0 and self.decoded.free_blocks(short, but)
+
         blocks, snapshots = self.blocks.free + blocks, self.snapshots.free + snapshots
         while self.tier.free > 0:
             short = (blocks - self.blocks.free, snapshots - self.snapshots.free)
@@ -304,6 +351,11 @@ class CacheManager:
         cached_states = sum(1 for entry in published if entry.state is not None)
         held = self.blocks.total - self.blocks.free
         return (
+        if self.decoded.parked:
+            parked = self.decoded.parked
+            rows = {block for one in parked for block in one.blocks if isinstance(block, int)}
+            cached_blocks += len(rows - set(self.tree.blocks()))
+            cached_states += sum(1 for one in parked if isinstance(one.state, StoredState))
             PoolCounts(
                 total=self.blocks.total,
                 free=self.blocks.free,
@@ -322,13 +374,15 @@ class CacheManager:
     def check(self, sequences: Iterable[SequenceState]) -> None:
         """Recount every reference from its holders. Raises EngineFault on any difference."""
         self.blocks.check()
-        self._moves.check()
+        self._moves.check(self.decoded.host_bytes)
+        self.decoded.check()
         sequences = list(sequences)
         expected: Counter[int] = Counter(self.tree.blocks())
         for hold in self._held:
             expected.update(hold.blocks)
         for sequence in sequences:
             expected.update(sequence.block_table)
+        expected.update(self.decoded.blocks())
         wrong = [b for b in range(self.blocks.total) if self.blocks.refs(b) != expected[b]]
         if wrong:
             raise EngineFault(f"blocks {wrong} are not referenced as their holders say")
@@ -336,7 +390,8 @@ class CacheManager:
         if owned != len(self.tree):
             raise EngineFault(f"entries own {owned} blocks of a tree of {len(self.tree)}")
         states = sum(1 for entry in self.tree.entries() if entry.state is not None)
-        if self.snapshots.held != states + len(self._pending) or self.slots.held != len(sequences):
+        kept = states + len(self._pending) + self.decoded.snapshots
+        if self.snapshots.held != kept or self.slots.held != len(sequences):
             raise EngineFault("slots or snapshots are held by nobody")
 
 

@@ -170,12 +170,14 @@ class Moves:
 
     # -- accounts -----------------------------------------------------------------------------------------------
 
-    def check(self) -> None:
-        """Recount the tier's bytes and the rows that are away. Raises EngineFault on a difference."""
+    def check(self, others: int = 0) -> None:
+        """Recount the tier's bytes, of which `others` are not the tree's, and the rows that are away. Raises EngineFault
+        on a difference."""
         nodes, entries = list(self._tree.nodes()), list(self._tree.entries())
         copies = [node.host for node in nodes if node.host is not None]
         copies += [entry.host for entry in entries if entry.host is not None]
-        if sum(copy.size for copy in copies) != self.tier.used or not 0 <= self.tier.used <= self.tier.budget:
+        held = others + sum(copy.size for copy in copies)
+        if held != self.tier.used or not 0 <= self.tier.used <= self.tier.budget:
             raise EngineFault("the host tier's bytes are not those of its copies")
         if sum(1 for node in nodes if node.block is None) != self._tree.away:
             raise EngineFault("the count of rows away from the device is wrong")

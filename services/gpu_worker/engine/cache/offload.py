@@ -99,6 +99,10 @@ class HostTier:
         values, _ = self._memory.read_snapshot(snapshot)
         return hidden if self._verified(copy, torch.cat([values, hidden])) else None
 
+    def copy_block(self, source: int, target: int) -> None:
+        """Copy one block to another on the device: an unfilled one that several sequences go on from."""
+        self._memory.write_block(target, self._memory.read_block(source))
+
     def drop(self, copy: HostCopy) -> None:
         """A copy is not needed any more."""
         self.used -= copy.size

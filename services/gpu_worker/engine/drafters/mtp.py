@@ -19,6 +19,7 @@ from torch import Tensor
 from services.gpu_worker.engine.batch import DraftRows
 from services.gpu_worker.engine.drafters.base import DraftForward, DraftJob
 from services.gpu_worker.engine.sampling import Row
+from services.gpu_worker.engine.sequence import ProposerState
 from shared.errors import EngineFault
 
 BACKLOG_ROWS: Final = 8
@@ -28,10 +29,15 @@ BACKLOG_ROWS: Final = 8
 class MtpDrafter:
     """Rows of one sequence that are known but not yet in the draft plane."""
 
-    def __init__(self) -> None:
-        self._start = 0
-        self._tokens: list[int] = []
-        self._hiddens: list[Tensor] = []
+    def __init__(self, state: ProposerState | None = None) -> None:
+        """`state` = what a drafter of the same rows knew; null = nothing is known yet."""
+        self._start = state.start if state else 0
+        self._tokens: list[int] = list(state.tokens) if state else []
+        self._hiddens: list[Tensor] = list(state.hiddens) if state else []
+
+    def state(self) -> ProposerState:
+        """What it knows, for another drafter to go on with."""
+        return ProposerState(start=self._start, tokens=tuple(self._tokens), hiddens=tuple(self._hiddens))
 
     def observe(self, start: int, tokens: Sequence[int], hiddens: Tensor) -> None:
         """See `Drafter.observe`; rows must follow one another."""

@@ -23,7 +23,7 @@ from services.gpu_worker.engine.batch import VerifyRows
 from services.gpu_worker.engine.cache.manager import CacheManager
 from services.gpu_worker.engine.requests import GenerateRequest, SpecTelemetry, TokenLogprob
 from services.gpu_worker.engine.sampling import Row, TokenPicker, token_logprob
-from services.gpu_worker.engine.sequence import SequenceState
+from services.gpu_worker.engine.sequence import ProposerState, SequenceState
 from services.gpu_worker.engine.sessions.completion import Completion
 from services.gpu_worker.engine.sessions.graphs import GraphFallback
 from services.gpu_worker.engine.sessions.outcome import Decline, Emission, Ending, SessionShape
@@ -116,6 +116,20 @@ class Session(PromptSide):
         token = self.picker.pick(logits, self.committed_len)
         self.next_pred = token
         self.next_logprob = self._logprob(logits, token)
+
+    def resume(self, cache: CacheManager) -> None:
+        """Go on in mid decode from rows that were kept of the same stream: the journal's token after them is pending,
+        the rest of the journal is verified. Raises EngineFault when the journal does not reach the rows."""
+        said = self.committed_len - len(self.request.tokens)
+        if not 0 <= said < len(self.request.emitted):
+            raise EngineFault(f"{said} completion rows, and a journal of {len(self.request.emitted)} tokens")
+        self.resume_prompt(cache)
+        self.completion.resume(said + 1)
+        self.pending_tok = self.request.emitted[said]
+
+    def proposer_state(self) -> ProposerState | None:
+        """What the drafter knows, to be kept with the rows; null without a head that writes the draft plane."""
+        return None
 
     def go_on(self, other: Session, token: int, logprob: TokenLogprob | None) -> None:
         """Take over the stream of `other`, whose sequence this session has; `token` is decided and not emitted."""

@@ -43,6 +43,12 @@ class Completion:
         """Up to `most` tokens that an earlier attempt emitted next."""
         return self._replay.propose(self.tokens, most)
 
+    def resume(self, count: int) -> None:
+        """The first `count` journalled tokens are decided already: their rows are kept, but for the last one's."""
+        for token in self._replay.propose(0, count):
+            self.tokens += 1
+            self.picker.record(token)
+
     def take(self, token: int, logprob: TokenLogprob | None) -> bool:
         """Count a decided token and emit it. The earliest event in token order ends the stream: a stop id before the
         budget. True = the stream goes on."""

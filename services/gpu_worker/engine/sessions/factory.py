@@ -9,7 +9,7 @@ from services.gpu_worker.engine.drafters.mtp import MtpDrafter
 from services.gpu_worker.engine.drafters.ngram import NamespaceIndex, NgramDrafter
 from services.gpu_worker.engine.drafters.propose import AnyDrafter
 from services.gpu_worker.engine.requests import EngineLimits, GenerateRequest
-from services.gpu_worker.engine.sequence import SequenceState
+from services.gpu_worker.engine.sequence import ProposerState, SequenceState
 from services.gpu_worker.engine.sessions.base import Session
 from services.gpu_worker.engine.sessions.mtp import SpecSession
 from services.gpu_worker.engine.sessions.outcome import SessionShape
@@ -39,6 +39,12 @@ class SessionFactory:
             return False
         return request.drafter == "ngram" or self._has_mtp
 
+    @staticmethod
+    def _has_draft_rows(request: GenerateRequest, sequence: SequenceState) -> bool:
+        """Whether the rows that the sequence begins with have what the drafter reads: plain decode writes no draft
+        rows, and a head that reads them would guess from nothing."""
+        return request.drafter != "mtp" or not sequence.from_rows or sequence.proposer_state is not None
+
     def open(
         self,
         request: GenerateRequest,
@@ -51,7 +57,7 @@ class SessionFactory:
     ) -> Session:
         """A session at the start of its prime. `counters` = of an earlier life, whose stream this one replays;
         `capture_disabled` = that life ended for lack of memory (R-S8)."""
-        if not (speculate and self.drafts(request)):
+        if not (speculate and self.drafts(request) and self._has_draft_rows(request, sequence)):
             return Session(
                 request,
                 sequence,
@@ -67,7 +73,7 @@ class SessionFactory:
             last_hidden=last_hidden,
             capture_disabled=capture_disabled,
             counters=counters,
-            drafter=self._drafter(request),
+            drafter=self._drafter(request, sequence.proposer_state),
         )
 
     def finished(self, request: GenerateRequest, completion: list[int]) -> None:
@@ -75,7 +81,7 @@ class SessionFactory:
         if request.drafter == "ngram" and request.use_cache and completion:
             self._said.learn(request.root, [*request.tokens, *completion], len(request.tokens))
 
-    def _drafter(self, request: GenerateRequest) -> AnyDrafter:
+    def _drafter(self, request: GenerateRequest, known: ProposerState | None) -> AnyDrafter:
         if request.drafter == "ngram":
             return NgramDrafter(request.tokens, request.root, self._said)
-        return MtpDrafter()
+        return MtpDrafter(known)

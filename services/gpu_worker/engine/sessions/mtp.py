@@ -9,13 +9,15 @@ from typing import Final
 from torch import Tensor
 
 from services.gpu_worker.engine.cache.kv_pool import KVPool
+from services.gpu_worker.engine.cache.manager import CacheManager
 from services.gpu_worker.engine.drafters.base import DraftJob
 from services.gpu_worker.engine.drafters.gate import DraftGate
 from services.gpu_worker.engine.drafters.mtp import MtpDrafter
+from services.gpu_worker.engine.drafters.ngram import NgramDrafter
 from services.gpu_worker.engine.drafters.propose import AnyDrafter
 from services.gpu_worker.engine.requests import DrafterOffReason, GenerateRequest
 from services.gpu_worker.engine.sampling import Row
-from services.gpu_worker.engine.sequence import SequenceState
+from services.gpu_worker.engine.sequence import ProposerState, SequenceState
 from services.gpu_worker.engine.sessions.base import Session
 from services.gpu_worker.engine.sessions.outcome import SessionShape
 from services.gpu_worker.engine.sessions.telemetry import SessionCounters
@@ -69,6 +71,16 @@ class SpecSession(Session):
             return None
         plane_bytes = 2 * kv.k.shape[2] * kv.k.shape[4] * kv.k.element_size()
         return kv.k[-1], kv.v[-1], plane_bytes
+
+    def resume(self, cache: CacheManager) -> None:
+        """See `Session.resume`; an index learns what was said, a head's drafter was made with what it knew."""
+        super().resume(cache)
+        if isinstance(self.drafter, NgramDrafter):
+            said = self.request.emitted[: self.completion_tokens]
+            self.drafter.observe(len(self.request.tokens), said, self.last_hidden[None])
+
+    def proposer_state(self) -> ProposerState | None:
+        return self.drafter.state() if isinstance(self.drafter, MtpDrafter) else None
 
     # -- demotion -----------------------------------------------------------------------------------------------
 

@@ -91,6 +91,12 @@ class PromptSide:
         """Prompt rows to compute."""
         return len(self.request.tokens) - self.committed_len
 
+    def resume_prompt(self, cache: CacheManager) -> None:
+        """All prompt rows are there, and rows beyond them: nothing is left to prime."""
+        self.sequence.begin_prompt(len(self.request.tokens))
+        self._cuts = []
+        self._keep_checkpoint(cache)
+
     def next_chunk(self, budget: int, cache: CacheManager) -> PrefillChunk:
         """Prompt rows for one launch: at most `budget` (a multiple of 64), ending on a boundary where there is one."""
         start = self.committed_len
