@@ -78,9 +78,6 @@ class SequenceState:
     cached_prefix_blocks: int = 0  #: leading blocks that came from the tree; not referenced again on insert
     prefix_ref_tokens: int = 0  #: rows whose blocks are referenced though `tokens` may still be empty
     prefix_lookup_applied: bool = False  #: a retried chunk 0 replays the decision instead of asking again
-    collect_prompt_logprobs: int | None = (
-        None  #: alternatives to list of every prompt row; null = none are made
-    )
     session_hash: int = 0  #: owner of what is kept of it; 0 = untracked: nothing is kept and nothing restored
     proposer_state: ProposerState | None = None  #: the drafter's, when it was kept; null without a head
     last_decode_ckpt_block: int | None = (
@@ -89,6 +86,9 @@ class SequenceState:
     from_rows: bool = False  #: began with rows that a decode made, its own before or another turn's
     from_decode: bool = (
         False  #: goes on from decode-made rows of another turn: nothing of it is published (C1.3)
+    )
+    collect_prompt_logprobs: int | None = (
+        None  #: alternatives to list of every prompt row; null = none are made
     )
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  #: entry i scores prompt token i + 1
     guard: ResourceGuard = field(default_factory=ResourceGuard)
@@ -146,9 +146,6 @@ class SequenceState:
         self.marconi_skip_to = self.cached_prefix_tokens = len(tokens)
         self.cached_prefix_blocks = len(blocks)
 
-    def commit(self, tokens: list[int] | tuple[int, ...]) -> None:
-        """Append rows that the cache holds now. Raises EngineFault when the block table does not cover them, as none
-        does once the blocks were given back: a late result reaches nobody (FR-18)."""
     def go_on_from(self, tokens: Sequence[int], blocks: list[int]) -> None:
         """Take over rows that were kept of a decoding sequence: `blocks` are referenced for this one already, and the
         fresh ones behind them cover the rest of `tokens`."""
@@ -159,6 +156,9 @@ class SequenceState:
         self.kv_valid_tokens = self.prefix_ref_tokens = len(tokens)
         self.prefix_lookup_applied = self.from_rows = True
 
+    def commit(self, tokens: list[int] | tuple[int, ...]) -> None:
+        """Append rows that the cache holds now. Raises EngineFault when the block table does not cover them, as none
+        does once the blocks were given back: a late result reaches nobody (FR-18)."""
         if self.seq_len + len(tokens) > len(self.block_table) * BLOCK_ROWS:
             raise EngineFault(f"row {self.seq_len + len(tokens)} lies outside {len(self.block_table)} blocks")
         self.tokens.extend(tokens)

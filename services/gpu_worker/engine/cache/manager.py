@@ -253,14 +253,14 @@ class CacheManager:
 
     # -- eviction -----------------------------------------------------------------------------------------------
 
-    def make_room(self, blocks: int, snapshots: int) -> None:
-        """Spill idle entries, worst first, until so much is free beyond what is, or the tier has no room left."""
     def give_up_decoded(self, blocks: int, but: DecodedState | None = None) -> bool:
         """Blocks are needed that no eviction could free: decode-made states that nobody runs on give theirs. True when
         any came free. `but` = what the one that needs them goes on from."""
         short = blocks - self.reclaimable()
         return short > 0 and self.decoded.free_blocks(short, but)
 
+    def make_room(self, blocks: int, snapshots: int) -> None:
+        """Spill idle entries, worst first, until so much is free beyond what is, or the tier has no room left."""
         blocks, snapshots = self.blocks.free + blocks, self.snapshots.free + snapshots
         while self.tier.free > 0:
             short = (blocks - self.blocks.free, snapshots - self.snapshots.free)
@@ -349,13 +349,13 @@ class CacheManager:
         published = [entry for entry in self.tree.entries() if entry.published]
         cached_blocks = sum(entry.blocks for entry in published) - self.tree.away
         cached_states = sum(1 for entry in published if entry.state is not None)
-        held = self.blocks.total - self.blocks.free
-        return (
         if self.decoded.parked:
             parked = self.decoded.parked
             rows = {block for one in parked for block in one.blocks if isinstance(block, int)}
             cached_blocks += len(rows - set(self.tree.blocks()))
             cached_states += sum(1 for one in parked if isinstance(one.state, StoredState))
+        held = self.blocks.total - self.blocks.free
+        return (
             PoolCounts(
                 total=self.blocks.total,
                 free=self.blocks.free,
@@ -380,9 +380,9 @@ class CacheManager:
         expected: Counter[int] = Counter(self.tree.blocks())
         for hold in self._held:
             expected.update(hold.blocks)
+        expected.update(self.decoded.blocks())
         for sequence in sequences:
             expected.update(sequence.block_table)
-        expected.update(self.decoded.blocks())
         wrong = [b for b in range(self.blocks.total) if self.blocks.refs(b) != expected[b]]
         if wrong:
             raise EngineFault(f"blocks {wrong} are not referenced as their holders say")
