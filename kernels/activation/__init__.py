@@ -5,10 +5,10 @@ from __future__ import annotations
 from torch import Tensor
 
 from kernels.activation import reference
-from kernels.activation.reference import sigmoid, silu, softplus
+from kernels.activation.reference import geglu, sigmoid, silu, soft_cap, softplus
 from kernels.dispatch import device_module, on_card
 
-__all__ = ["delta_gates", "sigmoid", "sigmoid_gate", "silu", "softplus", "swiglu"]
+__all__ = ["delta_gates", "geglu", "sigmoid", "sigmoid_gate", "silu", "soft_cap", "softplus", "swiglu"]
 
 
 def swiglu(gate_up: Tensor) -> Tensor:

@@ -55,7 +55,16 @@ def qk_norm_rope(x: Tensor, scale: Tensor, cos_sin: Tensor, eps: float) -> Tenso
     x [M, heads, head_dim]; scale [heads, head_dim] (1 + w, and for queries the softmax scale); cos_sin [M, 2, half] from
     `rope_table`. NeoX layout: element i of the first half pairs with element i of the second; the rest passes through.
     """
-    y = F.rms_norm(x.contiguous(), (x.shape[-1],), None, eps).mul_(scale)
+    return _turn(F.rms_norm(x.contiguous(), (x.shape[-1],), None, eps).mul_(scale), cos_sin)
+
+
+def qk_rope(x: Tensor, scale: Tensor, cos_sin: Tensor) -> Tensor:
+    """`qk_norm_rope` without the norm: x [M, heads, head_dim] times scale [heads, 1], then turned."""
+    return _turn(x * scale, cos_sin)
+
+
+def _turn(y: Tensor, cos_sin: Tensor) -> Tensor:
+    """In place: the first elements of every head of y [M, heads, head_dim]."""
     half = cos_sin.shape[-1]
     cos, sin = cos_sin[:, :1], cos_sin[:, 1:]
     first, second = y[..., :half], y[..., half : 2 * half]

@@ -57,3 +57,26 @@ def test_delta_gates_formula() -> None:
     beta, g = activation.delta_gates(b, a, a_log.exp(), bias)
     torch.testing.assert_close(beta, torch.sigmoid(b))
     torch.testing.assert_close(g, -a_log.exp() * F.softplus(a + bias))
+
+
+def test_geglu_is_the_tanh_form_of_gelu() -> None:
+    gate = torch.cat([EDGES, torch.randn(1000, generator=torch.Generator().manual_seed(4)) * 4])
+    up = torch.ones_like(gate)
+    got = activation.geglu(torch.cat([gate, up])[None])[0]
+    expected = F.gelu(gate.double(), approximate="tanh")
+    torch.testing.assert_close(got.double(), expected, rtol=2e-6, atol=1e-10)
+
+
+def test_soft_cap_bounds_and_keeps_the_order() -> None:
+    x = torch.linspace(-200, 200, 1001)
+    got = activation.soft_cap(x.clone(), 30.0)
+    torch.testing.assert_close(got.double(), (x.double() / 30).tanh() * 30, rtol=1e-6, atol=1e-6)
+    assert got.abs().max() <= 30
+    assert (got.diff() >= 0).all()
+
+
+@pytest.mark.parametrize("width", [*WIDTHS, 300])
+def test_geglu_and_soft_cap_keep_their_bits(width: int) -> None:
+    rows = torch.randn(160, 2 * width, generator=torch.Generator().manual_seed(5))
+    assert_row_exact(activation.geglu, [rows])
+    assert_row_exact(lambda x: activation.soft_cap(x.clone(), 30.0), [rows])

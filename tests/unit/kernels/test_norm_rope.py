@@ -70,3 +70,13 @@ def test_rope_keeps_bits() -> None:
         lambda rows, at: norm_rope.qk_norm_rope(rows[:, : 6 * 32].reshape(-1, 6, 32), scale, at, 1e-6),
         [wide, angles],
     )
+
+
+def test_rope_without_a_norm() -> None:
+    generator = torch.Generator().manual_seed(6)
+    x, scale = torch.randn(160, 3, 32, generator=generator), torch.tensor([0.25, 0.25, 1.0])[:, None]
+    table = norm_rope.rope_table(32, 10_000.0, 160)
+    got = norm_rope.qk_rope(x, scale, table)
+    expected = _rotate(x.double() * scale, torch.arange(160), 32, 10_000.0)
+    torch.testing.assert_close(got.double(), expected, rtol=1e-4, atol=1e-4)
+    assert_row_exact(lambda rows, at: norm_rope.qk_rope(rows, scale, at), [x, table])
