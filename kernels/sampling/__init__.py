@@ -1,5 +1,33 @@
-"""Position-keyed randomness for sampling: Philox4x32-10 and the Gumbel noise made of it."""
+"""Position-keyed sampling: Philox noise, the pick of a token from a row of logits, and the walk over accepted drafts."""
 
+from torch import Tensor
+
+from kernels.dispatch import device_module, on_card
+from kernels.sampling import reference
+from kernels.sampling.plan import TOP_K_LIMIT, PickPlan, Picks, Walk, device_pickable
 from kernels.sampling.reference import STREAM_TARGET, gumbel, philox4x32
 
-__all__ = ["STREAM_TARGET", "gumbel", "philox4x32"]
+__all__ = [
+    "STREAM_TARGET",
+    "TOP_K_LIMIT",
+    "PickPlan",
+    "Picks",
+    "Walk",
+    "accept_walk",
+    "device_pickable",
+    "gumbel",
+    "philox4x32",
+    "pick",
+]
+
+
+def pick(logits: Tensor, plan: PickPlan, *, id_map: Tensor | None = None, logprobs: bool = False) -> Picks:
+    """A token from every row of `logits` [S x columns, V] float32; see the twin."""
+    chosen = device_module("sampling") if on_card(logits) else reference
+    return chosen.pick(logits, plan, id_map=id_map, logprobs=logprobs)
+
+
+def accept_walk(picks: Tensor, drafts: Tensor, counts: Tensor) -> Walk:
+    """Accepted drafts of every sequence; see the twin."""
+    chosen = device_module("sampling") if on_card(picks) else reference
+    return chosen.accept_walk(picks, drafts, counts)

@@ -1,4 +1,4 @@
-"""Philox4x32-10 and Gumbel noise, the definition that a device kernel must meet.
+"""Philox4x32-10, Gumbel noise, the pick and the accept walk: the definitions that the device kernels must meet.
 
 Layout: key = (seed low word, seed high word); counter = (vocabulary id >> 2, absolute position of the decided token,
 stream, choice index); word (id & 3) of a counter belongs to that id. A number is therefore a function of what is
@@ -13,7 +13,11 @@ from __future__ import annotations
 from typing import Final, TypeAlias
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
+
+from kernels.sampling.plan import PickPlan, Picks, Walk
 
 Words: TypeAlias = NDArray[np.uint32]
 
@@ -58,3 +62,63 @@ def gumbel(
     bits = words.reshape(-1)[:vocab].astype(np.float32)
     uniform = np.minimum((bits + np.float32(0.5)) * np.float32(2.0**-32), _LARGEST)
     return -np.log(-np.log1p(-uniform))
+
+
+def pick(logits: Tensor, plan: PickPlan, *, id_map: Tensor | None = None, logprobs: bool = False) -> Picks:
+    """Decide a token from every row of `logits` [R, V] float32, R = S x columns.
+
+    Greedy: the largest logit. Else z = (x - max) / temperature, cut by min-p, top-k and top-p in that order, and
+    argmax(z + Gumbel). Ties pick the smallest id. `id_map` int32 [V] names the id of each column when the head is a
+    subset of the vocabulary: noise, ties and the answer go by those ids. `logprobs` only without a map.
+    """
+    names = np.arange(logits.shape[1]) if id_map is None else id_map.numpy().astype(np.int64)
+    ids = [_pick_row(row, names, plan, number) for number, row in enumerate(logits.numpy())]
+    picked = torch.tensor(ids, dtype=torch.int32, device=logits.device)
+    if not logprobs:
+        return Picks(picked, None)
+    scores = torch.log_softmax(logits.double(), dim=1)
+    return Picks(picked, scores.gather(1, picked.clamp(min=0).long()[:, None])[:, 0].float())
+
+
+def accept_walk(picks: Tensor, drafts: Tensor, counts: Tensor) -> Walk:
+    """`picks` int32 [S, T], `drafts` int32 [S, T-1] (column t + 1 was fed drafts[:, t]), `counts` int32 [S] real columns.
+
+    A padded sequence has count 0 and answers 0 and 0.
+    """
+    sequences, columns = picks.shape
+    inside = torch.arange(columns - 1)[None, :] < counts[:, None] - 1
+    agreed = (picks[:, : columns - 1] == drafts) & inside
+    accepted = agreed.int().cumprod(dim=1).sum(dim=1)
+    rows = torch.arange(sequences) * columns + accepted
+    anchors = picks.reshape(-1)[rows].clamp(min=0) * (counts > 0)
+    return Walk(accepted.int(), anchors.int(), rows.int())
+
+
+def _pick_row(row: NDArray[np.float32], names: NDArray[np.int64], plan: PickPlan, number: int) -> int:
+    sequence, column = divmod(number, plan.columns)
+    top = row.max()
+    if not np.isfinite(top):  # a NaN is a NaN's maximum
+        return -1
+    temperature = np.float32(plan.temperature[sequence])
+    if temperature == 0.0:
+        return int(names[row == top].min())
+    order = np.lexsort((names, -row))  # by (logit descending, id ascending)
+    tempered, named = (row[order] - top) / temperature, names[order]
+    tempered[tempered < np.float32(plan.min_p_log[sequence])] = -np.inf
+    kept = _kept(tempered, int(plan.top_k[sequence]), float(plan.top_p[sequence]))
+    position = int(plan.starts[sequence]) + column + 1
+    noise = gumbel(
+        int(plan.seeds[sequence]), position, int(names.max()) + 1, choice=int(plan.choices[sequence])
+    )
+    scores = tempered[:kept] + noise[named[:kept]]
+    return int(named[:kept][scores == scores.max()].min())
+
+
+def _kept(descending: NDArray[np.float32], top_k: int, top_p: float) -> int:
+    """How many of the tempered logits, largest first, stay."""
+    count = min(top_k, len(descending)) if top_k else len(descending)
+    if top_p >= 1.0:
+        return count
+    mass = np.exp(descending[:count].astype(np.float64))
+    before = np.cumsum(mass) - mass
+    return max(1, int(np.count_nonzero(before < top_p * mass.sum())))
