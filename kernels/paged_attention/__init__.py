@@ -1,6 +1,41 @@
 """Grouped-query attention over paged KV, for prefill tiles and for decode and verify tiles."""
 
-from kernels.paged_attention.plan import AttentionPlan, QueryTile
-from kernels.paged_attention.reference import attend, write_rows
+from torch import Tensor
 
-__all__ = ["AttentionPlan", "QueryTile", "attend", "write_rows"]
+from kernels.dispatch import device_module, on_card
+from kernels.paged_attention import reference
+from kernels.paged_attention.plan import (
+    SPLIT_ROWS,
+    AttentionPlan,
+    CardAttention,
+    QueryTile,
+    WritePlan,
+)
+from kernels.paged_attention.reference import write_rows
+
+__all__ = [
+    "SPLIT_ROWS",
+    "AttentionPlan",
+    "CardAttention",
+    "QueryTile",
+    "WritePlan",
+    "attend",
+    "qk_norm_rope_write",
+    "write_rows",
+]
+
+
+def qk_norm_rope_write(
+    y: Tensor, scale: Tensor, keys: Tensor, values: Tensor, plan: WritePlan, eps: float
+) -> Tensor:
+    """Queries of a projection's rows, normed and turned; keys and values go into their pages. See the twin."""
+    chosen = device_module("paged_attention") if on_card(y) else reference
+    return chosen.qk_norm_rope_write(y, scale, keys, values, plan, eps)
+
+
+def attend(
+    query: Tensor, keys: Tensor, values: Tensor, plan: AttentionPlan, gate: Tensor | None = None
+) -> Tensor:
+    """Attention of query rows over their pages, times the sigmoid of `gate` if there is one. See the twin."""
+    chosen = device_module("paged_attention") if on_card(query) else reference
+    return chosen.attend(query, keys, values, plan, gate)

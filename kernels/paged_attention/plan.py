@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 from torch import Tensor
 
 from kernels.tiles import ROWS
+
+SPLIT_ROWS: Final = 256
+"""Keys of one split of decode and verify on a card: split s holds [256 s, 256 s + 256) of every sequence."""
 
 _ALL = 1 << 62
 """A window that no position leaves."""
@@ -48,8 +52,46 @@ class QueryTile:
 
 
 @dataclass(frozen=True, slots=True)
+class CardAttention:
+    """A launch as a captured graph reads it: int32 tensors at fixed addresses, filled before every launch.
+
+    Query rows are [S * columns]; row t of a sequence is at position start + t, is real when t < count, and sees the keys
+    up to its own. A padded sequence has count 0: its table is not read, it writes nothing, its rows are answered as zeros.
+    """
+
+    block_tables: Tensor
+    """[S, B]: the block of rows 64 b on; those that fell out of the window may hold anything."""
+    starts: Tensor
+    """[S]."""
+    counts: Tensor
+    """[S]: at most `columns`."""
+    columns: int
+    max_splits: int
+    """Splits of 256 keys that the launch has programs for; those past a sequence's end exit at once."""
+    window: int = 0
+    """Keys that a row sees, itself among them; 0 = all before it."""
+    prefill: bool = False
+    """The phase: unsplit tiles of a prompt chunk, or a few columns in splits. They round in another order."""
+
+
+@dataclass(frozen=True, slots=True)
+class WritePlan:
+    """Where a launch's keys and values go, and how far its rows are turned."""
+
+    cos_sin: Tensor
+    """[M, 2, rotary_dim / 2] float32."""
+    targets: Tensor
+    """Of the twin: [real rows * kv_heads] int64 rows of a flattened KV plane."""
+    real_rows: Tensor | None = None
+    """Of the twin: int64 rows that are no padding; None when all are real."""
+    card: CardAttention | None = None
+    """On a card: tables, starts and counts, and targets are not read."""
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionPlan:
-    """Index tensors of one forward; see the module for tile, split and item."""
+    """Index tensors of one forward; see the module for tile, split and item. On a card `card` says it all and the rest
+    is empty."""
 
     tile_rows: int
     """Query rows of a tile, a constant of the phase."""
@@ -66,6 +108,13 @@ class AttentionPlan:
     stale: Tensor | None
     """int64 rows of the gathered [items * kv_heads * 64] values that no one wrote or that fell out of every window,
     zeroed because 0 * NaN is NaN."""
+    card: CardAttention | None = None
+
+    @classmethod
+    def for_card(cls, card: CardAttention) -> AttentionPlan:
+        """The plan of a launch on a card."""
+        none = torch.empty(0, dtype=torch.int64)
+        return cls(card.columns, 0, none, none, none, 0, none, None, card)
 
     @classmethod
     def build(cls, tiles: Sequence[QueryTile], tile_rows: int, kv_heads: int) -> AttentionPlan:

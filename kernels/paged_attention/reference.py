@@ -10,7 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.paged_attention.plan import AttentionPlan
+from kernels.activation.reference import sigmoid_gate
+from kernels.norm_rope.reference import qk_norm_rope
+from kernels.paged_attention.plan import AttentionPlan, WritePlan
 from kernels.tiles import ROWS
 
 _HIDDEN = -1e30
@@ -23,8 +25,38 @@ def write_rows(pool: Tensor, rows: Tensor, targets: Tensor) -> None:
     pool.view(-1, pool.shape[-1]).index_copy_(0, targets, rows.reshape(-1, rows.shape[-1]))
 
 
-def attend(query: Tensor, keys: Tensor, values: Tensor, plan: AttentionPlan) -> Tensor:
-    """query [tiles * tile_rows, heads, d], scaled already; keys, values [blocks, kv_heads, 64, d] -> like query."""
+def qk_norm_rope_write(
+    y: Tensor, scale: Tensor, keys: Tensor, values: Tensor, plan: WritePlan, eps: float
+) -> Tensor:
+    """Norm and turn queries and keys, write keys and values into their pages.
+
+    y [M, ...] rows [q heads | k heads | gate | v heads] of a projection; scale [heads + kv_heads, d] float32: 1 + w, for
+    queries times the softmax scale; keys, values one plane [blocks, kv_heads, 64, d] -> query [M, heads, d].
+    """
+    rows, kv_heads, width = y.shape[0], keys.shape[1], keys.shape[3]
+    heads = scale.shape[0] - kv_heads
+    normed, value_at = (heads + kv_heads) * width, (2 * heads + kv_heads) * width
+    both = qk_norm_rope(y[:, :normed].reshape(rows, -1, width), scale, plan.cos_sin, eps)
+    fresh = both[:, heads:], y[:, value_at : value_at + kv_heads * width].view(rows, kv_heads, width)
+    for pool, part in zip((keys, values), fresh, strict=True):
+        write_rows(
+            pool, part if plan.real_rows is None else part.index_select(0, plan.real_rows), plan.targets
+        )
+    return both[:, :heads]
+
+
+def attend(
+    query: Tensor, keys: Tensor, values: Tensor, plan: AttentionPlan, gate: Tensor | None = None
+) -> Tensor:
+    """query [tiles * tile_rows, heads, d], scaled already; keys, values [blocks, kv_heads, 64, d] -> like query.
+
+    With a `gate` [rows, heads * d], which may be columns of wider rows, the result is multiplied by its sigmoid.
+    """
+    out = _attend(query, keys, values, plan)
+    return out if gate is None else sigmoid_gate(out, gate.unflatten(1, query.shape[1:]))
+
+
+def _attend(query: Tensor, keys: Tensor, values: Tensor, plan: AttentionPlan) -> Tensor:
     kv_heads, width = keys.shape[1], keys.shape[3]
     group = query.shape[1] // kv_heads
     tall = plan.tile_rows * group

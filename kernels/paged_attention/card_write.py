@@ -1,0 +1,103 @@
+"""Queries and keys of a projection normed and turned, keys and values written into their pages: one launch."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.paged_attention.plan import CardAttention
+from kernels.tiles import ROWS
+
+
+@triton.jit(do_not_specialize=["columns", "table_row"])
+def _write_kernel(
+    y,
+    scale,
+    cos_sin,
+    query,
+    keys,
+    values,
+    tables,
+    starts,
+    counts,
+    columns,
+    table_row,
+    eps,
+    Y_ROW: tl.constexpr,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    D: tl.constexpr,
+    HALF: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    PAGE: tl.constexpr,
+):
+    """Program (row, head): queries first, then keys, then values. The norm's sum runs over the head in one piece."""
+    row, head = tl.program_id(0), tl.program_id(1)
+    sequence, t = row // columns, row % columns
+    if t >= tl.load(counts + sequence):
+        return
+    d = tl.arange(0, BLOCK_D)
+    inside = d < D
+    source = y + row.to(tl.int64) * Y_ROW
+    position = tl.load(starts + sequence) + t
+    is_query = head < HEADS
+    page = tl.zeros([], tl.int64)
+    if head >= HEADS:
+        block = tl.load(tables + sequence * table_row + position // PAGE).to(tl.int64)
+        kv_head = (head - HEADS) % KV_HEADS
+        page = ((block * KV_HEADS + kv_head) * PAGE + position % PAGE) * D
+    if head >= HEADS + KV_HEADS:
+        x = tl.load(source + (HEADS + head) * D + d, mask=inside, other=0.0)
+        tl.store(values + page + d, x, mask=inside)
+        return
+    x = tl.load(source + head * D + d, mask=inside, other=0.0).to(tl.float32)
+    factor = tl.rsqrt(tl.sum(x * x) / D + eps)
+    normed = x * factor * tl.load(scale + head * D + d, mask=inside, other=0.0)
+    # The partner of element i of the first half is i + HALF: it is normed again here rather than exchanged.
+    partner = tl.where(d < HALF, d + HALF, d - HALF)
+    turns = d < 2 * HALF
+    other = tl.load(source + head * D + partner, mask=turns, other=0.0).to(tl.float32)
+    other = other * factor * tl.load(scale + head * D + partner, mask=turns, other=0.0)
+    angle = cos_sin + row.to(tl.int64) * (2 * HALF) + d % HALF
+    cos = tl.load(angle, mask=turns, other=1.0)
+    sin = tl.load(angle + HALF, mask=turns, other=0.0)
+    turned = normed * cos + tl.where(d < HALF, -other, other) * sin
+    result = tl.where(turns, turned, normed).to(query.dtype.element_ty)
+    if is_query:
+        tl.store(query + (row.to(tl.int64) * HEADS + head) * D + d, result, mask=inside)
+    else:
+        tl.store(keys + page + d, result, mask=inside)
+
+
+def write(
+    y: Tensor, scale: Tensor, cos_sin: Tensor, keys: Tensor, values: Tensor, card: CardAttention, eps: float
+) -> Tensor:
+    """y [S * columns, ...] contiguous -> query [S * columns, heads, d]; rows that are padding stay unwritten."""
+    rows, kv_heads, width = y.shape[0], keys.shape[1], keys.shape[3]
+    heads, half = scale.shape[0] - kv_heads, cos_sin.shape[-1]
+    query = torch.empty(rows, heads, width, dtype=y.dtype, device=y.device)
+    _write_kernel[(rows, heads + 2 * kv_heads)](
+        y,
+        scale,
+        cos_sin,
+        query,
+        keys,
+        values,
+        card.block_tables,
+        card.starts,
+        card.counts,
+        card.columns,
+        card.block_tables.stride(0),
+        eps,
+        Y_ROW=y.shape[1],
+        HEADS=heads,
+        KV_HEADS=kv_heads,
+        D=width,
+        HALF=half,
+        BLOCK_D=triton.next_power_of_2(width),
+        PAGE=ROWS,
+        num_warps=1,
+    )
+    return query
