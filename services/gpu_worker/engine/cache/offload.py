@@ -18,7 +18,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from services.gpu_worker.engine.cache.checksum import Checksum, checksum
+from kernels.checksum import Checksum, checksum
 from services.gpu_worker.engine.cache.kv_pool import KVPool
 from services.gpu_worker.engine.cache.slots import SlotMemory
 from services.gpu_worker.engine.cache.state_pool import StatePool

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from services.gpu_worker.engine.cache.checksum import checksum
+from kernels.checksum import checksum
 
 quick = settings(max_examples=60, deadline=None)
 
