@@ -183,6 +183,8 @@ class Bench:
 
     def prime(self, item: GenerateRequest, *, chunk: int = 128) -> Session:
         session = self.open(item)
+        if not session.prime_left:
+            hidden = session.restored(self.cache)
         while not session.primed:
             rows = session.next_chunk(chunk, self.cache)
             hidden = self.model.prefill(rows)

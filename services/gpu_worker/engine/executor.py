@@ -61,8 +61,12 @@ class Executor:
         self._between = between
 
     def prime(self, stream: Stream, rows: int, *, most: int) -> None:
-        """Prime `rows` of the prompt in chunks of at most `most` rows, cut where a capture is due."""
+        """Prime `rows` of the prompt in chunks of at most `most` rows, cut where a capture is due; none are left when
+        all of it was restored."""
         session = stream.session
+        if not session.prime_left:
+            with self._launch([stream]):
+                session.end_prime(self._runner.logits(session.restored(self._cache)).numpy()[0])
         while rows > 0 and stream.going:
             chunk = session.next_chunk(min(rows, stream.chunk_rows(most)), self._cache)
             with self._launch([stream]):

@@ -74,6 +74,9 @@ class SequenceState:
     kv_valid_tokens: int = 0  #: rows that were written; nothing above is ever cached
     adapter_id: int = 0  #: part of the prefix key; 0 leaves the key unchanged
     marconi_skip_to: int = 0  #: position restored by the lookup of chunk 0; rows below are never computed
+    marconi_exact_snap: int | None = None
+    """The snapshot that the whole prompt was restored from: the first token is decided from the hidden stored with it,
+    and the state, which has seen the last prompt token already, is not advanced over it again (R-Q6)."""
     cached_prefix_tokens: int = 0  #: `usage.prompt_tokens_details.cached_tokens`, of the first admission
     cached_prefix_blocks: int = 0  #: leading blocks that came from the tree; not referenced again on insert
     prefix_ref_tokens: int = 0  #: rows whose blocks are referenced though `tokens` may still be empty

@@ -37,14 +37,14 @@ class Holds:
     def lookup(
         self, request_id: str, root: bytes, tokens: Sequence[int], chain: Sequence[bytes]
     ) -> Hit | None:
-        """The deepest published state that prefixes `tokens` and leaves at least one to compute.
+        """The deepest published state that prefixes `tokens`; the whole prompt counts too (R-Q6).
 
         Takes references once a request id; the second call answers the same hit.
         """
         hold = self._holds.get(request_id)
         if hold is None:
             path = self._tree.match(root, tokens, chain)
-            entry = _deepest(path, len(tokens))
+            entry = _deepest(path)
             if entry is None:
                 return None
             rows = path[: entry.position // BLOCK_ROWS]
@@ -65,7 +65,7 @@ class Holds:
         hold = self._holds.get(request.request_id)
         if not request.use_cache or (hold is not None and hold.waiting != 1):
             return
-        entry = _deepest(self._tree.match(request.root, request.tokens, request.chain), len(request.tokens))
+        entry = _deepest(self._tree.match(request.root, request.tokens, request.chain))
         if entry is not None and (hold is None or entry.position > hold.entry.position):
             self.drop(request.request_id)
             self.lookup(request.request_id, request.root, request.tokens, request.chain)
@@ -115,11 +115,11 @@ class Holds:
                 self.drop(request_id)
 
 
-def _deepest(path: Iterable[Node], prompt: int) -> Entry | None:
-    """The deepest entry of a matched path that a prompt of so many tokens can restore: state and all rows exist."""
+def _deepest(path: Iterable[Node]) -> Entry | None:
+    """The deepest entry of a matched path that can be restored: its state and all rows exist."""
     best = None
     for node in path:
-        if not node.there or node.position >= prompt:
+        if not node.there:
             break
         if node.entry is not None and node.entry.published and node.entry.kept:
             best = node.entry

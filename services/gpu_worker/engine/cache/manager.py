@@ -215,6 +215,8 @@ class CacheManager:
             self.blocks.retain(hold.blocks)
             sequence.apply_hit(hold.tokens, hold.blocks)
             self._states.restore(state.snapshot, slot)
+            if hold.entry.position == len(request.tokens):
+                sequence.marconi_exact_snap = state.snapshot
             admission = Admission(hit_key=hold.entry.key, last_hidden=state.last_hidden)
         self.abandon(request.request_id)
         return admission

@@ -56,7 +56,9 @@ class DeclineReason(StrEnum):
     NO_CHECKPOINT = "no_checkpoint"  #: nothing was captured, or the capture failed
     NOT_RESIDENT = "not_resident"  #: refused by the broker, or evicted since
     DIVERGED = "diverged"  #: another history
-    NO_SUFFIX = "no_suffix"  #: the prompt ends at or before the checkpoint: nothing would be left to prime
+    NO_SUFFIX = (
+        "no_suffix"  #: the prompt ends at the checkpoint: no turn goes on; the tree serves it whole (R-Q6)
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -19,6 +19,7 @@ from services.gpu_worker.engine.sampling import token_logprob
 from services.gpu_worker.engine.sequence import SequenceState
 from services.gpu_worker.engine.sessions.outcome import Checkpoint, Decline, DeclineReason
 from services.gpu_worker.engine.sessions.telemetry import SessionCounters
+from shared.errors import EngineFault
 
 
 class PromptSide:
@@ -83,13 +84,23 @@ class PromptSide:
 
     @property
     def primed(self) -> bool:
-        """Whether the whole prompt is in the cache."""
-        return self.committed_len >= len(self.request.tokens)
+        """Whether the whole prompt is in the cache, and not only restored: its end can be read."""
+        return self.sequence.prompt_len is not None and self.prime_left <= 0
 
     @property
     def prime_left(self) -> int:
         """Prompt rows to compute."""
         return len(self.request.tokens) - self.committed_len
+
+    def restored(self, cache: CacheManager) -> Tensor:
+        """The whole prompt came from the cache (R-Q6): nothing is computed. Answers the stored hidden [1, H] of its last
+        row, which decides the first token. Raises EngineFault when rows are missing."""
+        if self.sequence.marconi_exact_snap is None or self.prime_left:
+            raise EngineFault(f"{self.prime_left} prompt rows are to be computed, none is restored")
+        self.sequence.begin_prompt(len(self.request.tokens))
+        self._cuts = []
+        self._keep_checkpoint(cache)
+        return self.last_hidden[None]
 
     def resume_prompt(self, cache: CacheManager) -> None:
         """All prompt rows are there, and rows beyond them: nothing is left to prime."""

@@ -40,10 +40,13 @@ def warm(bench: Bench, item: GenerateRequest) -> Session:
     return session
 
 
-def test_a_hit_leaves_at_least_one_token_to_compute() -> None:
+def test_r_q6_a_hit_may_be_the_whole_prompt_and_no_more() -> None:
     bench = Bench()
     publish(bench, request(ids(128), "a"))
-    assert look(bench, request(ids(128), "same")) is None
+    same = look(bench, request(ids(128), "same"))
+    assert same is not None
+    assert same.position == 128
+    assert look(bench, request(ids(127), "shorter")) is None
     hit = look(bench, request((*ids(128), 5), "longer"))
     assert hit is not None
     assert hit.position == 128
