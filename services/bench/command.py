@@ -19,7 +19,7 @@ from services.bench.load import RULES, Load
 from services.bench.soak import REQUESTS, run_soak
 from services.bench.spec import BATCHES, PLAIN, REPEATS, Results, StreamsDiffer, bars, run_spec
 from services.prove.evidence import Bar, evidence, write
-from services.prove.models import pocket, tiny
+from services.prove.models import pocket, smallest
 from shared.errors import BurstlineError
 
 app = typer.Typer(help="Measure speed against a baseline of the same run.", no_args_is_help=True)
@@ -93,7 +93,7 @@ def soak(
 ) -> None:
     """Random requests, faults, cancels and preemptions: every stream right, every pool at its baseline."""
     try:
-        results, told = run_soak(tiny(), requests=requests, seed=seed, report=_progress)
+        results, told = run_soak(smallest(), requests=requests, seed=seed, report=_progress)
     except (BurstlineError, OSError) as fault:
         sys.stderr.write(f"burstline: bench could not measure: {fault}\n")
         raise typer.Exit(2) from fault

@@ -187,7 +187,7 @@ def _kinds(rng: random.Random, vocab: int) -> list[GenerateRequest]:
                 tokens=tokens,
                 chain=chain(root, tokens),
                 sampling=rng.choice(RULES),
-                max_tokens=rng.choice((1, 9, 30, 80)),
+                max_tokens=rng.choice((1, 6, 16, 48)),
                 stop_ids=frozenset({7, 8}),
             )
         )

@@ -97,6 +97,7 @@ CACHES: Final[Mapping[str, Callable[[Scene], int]]] = {
     "hit on a state that came back": plants.returned,
     "next turn of a session": plants.next_turn,
     "hit in the host tier": plants.spilled,
+    "another worker's hit": plants.another_workers,
 }
 
 WAYS: Final[Mapping[str, Callable[[Scene], None]]] = {
@@ -106,6 +107,10 @@ WAYS: Final[Mapping[str, Callable[[Scene], None]]] = {
     "demoted": ways.demoted,
     "parked and replayed": ways.parked,
     "preempted": ways.preempted,
+    "preempted in prime": ways.preempted_in_prime,
+    "preempted in decode": ways.preempted_in_decode,
+    "overshot": ways.overshot,
+    "crowded": ways.crowded,
 }
 
 AXES: Final[Mapping[str, Mapping[str, object]]] = {

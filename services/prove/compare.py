@@ -151,6 +151,7 @@ def _cache(expected: Record, got: Record, blank: Difference, verdict: Verdict) -
         _value("cache", expected.cache is not None, got.cache is not None, blank, verdict)
         return
     one, other = expected.cache, got.cache
+    _value("committed tokens", one.committed, other.committed, blank, verdict)
     _rows("kv rows", one.rows, other.rows, blank, verdict)
     for kind in sorted(one.parts.keys() | other.parts.keys()):
         _part(kind, one.parts.get(kind), other.parts.get(kind), blank, verdict)
@@ -160,6 +161,8 @@ def _cache(expected: Record, got: Record, blank: Difference, verdict: Verdict) -
         ("recurrent state", one.state, other.state),
         ("conv window", one.window, other.window),
     ):
+        if want is None or have is None:
+            continue
         verdict.compared[kind] += want.shape[0]
         if not same_bits(want, have):
             verdict.differences.append(

@@ -15,18 +15,24 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from services.gpu_worker.engine.cache.tree import Node
 from services.gpu_worker.engine.engine import Engine
 from services.gpu_worker.engine.requests import (
     Admitted,
     Burst,
     Captured,
+    DrafterOff,
     Event,
     Finished,
     FinishReason,
     GenerateRequest,
+    Parked,
     TokenLogprob,
 )
 from services.gpu_worker.engine.sessions.base import Session
+from services.gpu_worker.engine.sessions.handoff import hand_off
+from services.gpu_worker.engine.sessions.mtp import SpecSession
+from services.gpu_worker.engine.streams import Stream
 from shared.errors import EngineFault
 
 Key = tuple[str, int]
@@ -39,15 +45,17 @@ IDLE_STEPS: Final = 200
 class CacheBytes:
     """What the cache held of a sequence when its stream ended, states folded to the committed length.
 
-    `rows` [2, planes, kv_heads, committed, head_dim]: trunk keys and values. `draft` [2, kv_heads, prompt, head_dim] or
-    null: the prefill-made part of the draft plane. `state`, `window`: recurrent and conv states of all layers. `parts`:
-    float32 bytes that only some models keep, by the name that a difference tells.
+    `committed`: the tokens of the rows, up to the public length, as `rows` are. `rows` [2, planes, kv_heads, committed, head_dim]: trunk keys and values. `draft` [2, kv_heads, prompt, head_dim] or
+    null: the prefill-made part of the draft plane. `state`, `window`: recurrent and conv states of all layers; null where
+    rows past the stream's end are in them. `parts`: float32 bytes that only some models keep, by the name that a
+    difference tells.
     """
 
+    committed: tuple[int, ...]
     rows: Tensor
     draft: Tensor | None
-    state: Tensor
-    window: Tensor
+    state: Tensor | None
+    window: Tensor | None
     parts: Mapping[str, Tensor] = field(default_factory=dict)
 
 
@@ -70,7 +78,8 @@ class Record:
 
 
 class WatchedEngine(Engine):
-    """An engine that copies the cache bytes of a stream before its memory is given back."""
+    """An engine that copies the cache bytes of a stream before its memory is given back, and that is held to R-S1 after
+    every step."""
 
     watching = True
 
@@ -78,28 +87,53 @@ class WatchedEngine(Engine):
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]
         self.kept: dict[Key, CacheBytes] = {}
 
+    def path(self, key: bytes) -> list[Node]:
+        """The prefix tree's nodes from the root to the one at `key`."""
+        return self._cache.tree.path(key)
+
     def _retire(self) -> None:
         for stream in self._active:
+            if not self.watching:
+                break
+            self._agrees(stream.session)
             ending = stream.session.ending
-            whole = ending is not None and ending.reason in (FinishReason.STOP, FinishReason.LENGTH)
-            if whole and self.watching:
+            if ending is not None and ending.reason in (FinishReason.STOP, FinishReason.LENGTH):
+                self._is_over(stream)
                 self.kept[stream.request.key] = self._copy(stream.session)
         super()._retire()
 
+    def _agrees(self, session: Session) -> None:
+        """R-S1: as many rows in the cache as tokens committed. Raises EngineFault when not."""
+        slot = session.sequence.ssm_slot_idx()
+        rows = self.states.position(slot) + self.states.fold(slot)
+        if session.ending is None and rows != session.committed_len:
+            raise EngineFault(f"{rows} rows in the cache, {session.committed_len} tokens committed")
+
+    def _is_over(self, stream: Stream) -> None:
+        """R-S16: a session with rows that the stream does not have is not handed over. Raises EngineFault when it is."""
+        session = stream.session
+        if session.tainted and isinstance(session, SpecSession) and hand_off(session, stream.fed) is not None:
+            raise EngineFault("a session was handed over with rows that its stream does not have")
+
     def _copy(self, session: Session) -> CacheBytes:
         sequence, trunk = session.sequence, self.dims.attention_layers
-        slot = sequence.ssm_slot_idx()
-        self.runner.flush(slot)
-        both = self.kv.read_rows(sequence.block_table, 0, sequence.seq_len)
         prompt = len(session.request.tokens)
-        taps = self.states.taps
-        # A padded fold step may turn a negative zero into a zero; nothing downstream can tell, so both count as zero.
+        public = prompt + session.completion_tokens - 1
+        both = self.kv.read_rows(sequence.block_table, 0, min(sequence.seq_len, public))
+        states = None if session.tainted else self._states(sequence.ssm_slot_idx())
         return CacheBytes(
+            committed=tuple(session.committed[:public]),
             rows=both[:, :trunk].clone(),
             draft=both[:, trunk, :, :prompt].clone() if self.dims.has_mtp else None,
-            state=self.states.state[:, slot] + 0.0,
-            window=self.states.windows[:, slot, :taps] + 0.0,
+            state=states[0] if states else None,
+            window=states[1] if states else None,
         )
+
+    def _states(self, slot: int) -> tuple[Tensor, Tensor]:
+        """Recurrent and conv states with the fold applied."""
+        self.runner.flush(slot)
+        # A padded fold step may turn a negative zero into a zero; nothing downstream can tell, so both count as zero.
+        return self.states.state[:, slot] + 0.0, self.states.windows[:, slot, : self.states.taps] + 0.0
 
 
 class Driver:
@@ -108,7 +142,7 @@ class Driver:
     def __init__(self, engine: WatchedEngine) -> None:
         self.engine = engine
         self.records: dict[Key, Record] = {}
-        self.happened: Counter[str] = Counter()  #: events by the name of their kind
+        self.happened: Counter[str] = Counter()  #: events by their names
         self.steps = 0
         self._published: dict[bytes, int] = {}
         self._due: list[tuple[int, int, Callable[[], None]]] = []
@@ -132,7 +166,7 @@ class Driver:
             heapq.heappop(self._due)[2]()
         events = self.engine.step()
         for event in events:
-            self.happened[type(event).__name__] += 1
+            self.happened.update(_names(event))
             self._note(event)
         pressure = self.engine.pressure()
         if pressure:
@@ -185,11 +219,22 @@ class Driver:
                 record = self._of(event)
                 record.finished = event
                 record.cache = self.engine.kept.pop((event.request_id, event.choice), None)
+                self.happened["Overshot"] += record.cache is not None and record.cache.state is None
             case _:
                 pass
 
     def _of(self, event: Admitted | Burst | Finished) -> Record:
         return self.records[event.request_id, event.choice]
+
+
+def _names(event: Event) -> list[str]:
+    """What an event counts as: its kind, and what of it a bar asks for."""
+    names = [type(event).__name__]
+    if isinstance(event, DrafterOff):
+        names.append(f"DrafterOff, {event.reason}")
+    if isinstance(event, Parked) and event.preempted:
+        names.append("Parked, preempted")
+    return names
 
 
 def same_bits(one: Tensor, other: Tensor) -> bool:

@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
+from services.gpu_worker.engine.config import FULL, LINEAR, ModelDims
 from services.gpu_worker.engine.models.loader import LoadedModel, load_model
 from services.gpu_worker.engine.models.random import TINY, write_random_model
 from shared.config import POCKET
@@ -21,9 +22,18 @@ VOCAB: Final = 4096
 @cache
 def tiny() -> LoadedModel:
     """Random weights, about a millisecond a forward."""
+    return _random(replace(TINY, vocab=VOCAB))
+
+
+@cache
+def smallest() -> LoadedModel:
+    """Random weights, one layer of each kind and few ids: for runs of which the model is not the point."""
+    return _random(replace(TINY, layer_types=(LINEAR, FULL)))
+
+
+def _random(dims: ModelDims) -> LoadedModel:
     with tempfile.TemporaryDirectory() as folder:
-        path = write_random_model(Path(folder) / "model", replace(TINY, vocab=VOCAB), seed=RANDOM_SEED)
-        return load_model(path)
+        return load_model(write_random_model(Path(folder) / "model", dims, seed=RANDOM_SEED))
 
 
 @cache

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from services.gpu_worker.engine.cache.entry import Entry
 from services.gpu_worker.engine.requests import SamplingParams
+from services.prove.driver import Driver
 from services.prove.scene import Scene
 from shared.errors import EngineFault
 from shared.protocol.chain import GRID
@@ -72,11 +74,32 @@ def next_turn(scene: Scene) -> int:
 def spilled(scene: Scene) -> int:
     """What eviction took from the device lies in the host tier, and comes back from there."""
     scene.plant(scene.request.tokens, ckpt_at=scene.deepest, capture_at=GRID)
-    keys = {scene.key_at(position) for position in (scene.deepest, GRID)}
-    moved = scene.driver.engine.spill(sorted(keys))
+    _spill(scene, scene.driver)
+    return scene.deepest
+
+
+def another_workers(scene: Scene) -> int:
+    """Another engine made the entries, with other chunks and another drafter, and spilled them. This one finds their
+    checksummed copies in its host tier, in the place of its own; both trees name them alike."""
+    other = scene.peer()
+    for driver, k in ((scene.driver, 0), (other, TURN_K)):
+        scene.plant(scene.request.tokens, driver, ckpt_at=scene.deepest, capture_at=GRID, speculation_k=k)
+    entries, rows = _spill(scene, scene.driver), scene.driver.engine.path(scene.key_at(scene.deepest))
+    for entry, foreign in zip(entries, _spill(scene, other), strict=True):
+        entry.host = foreign.host
+    for node, stranger in zip(rows, other.engine.path(scene.key_at(scene.deepest)), strict=True):
+        node.host = stranger.host
+    return scene.deepest
+
+
+def _spill(scene: Scene, driver: Driver) -> list[Entry]:
+    """Move the entries at the first and at the deepest boundary to the host tier; answers them."""
+    keys = sorted({scene.key_at(position) for position in (scene.deepest, GRID)})
+    moved = driver.engine.spill(keys)
     if moved != len(keys):
         raise EngineFault(f"{moved} of {len(keys)} entries moved to the host tier")
-    return scene.deepest
+    entries = [driver.engine.path(key)[-1].entry for key in keys]
+    return [entry for entry in entries if entry is not None]
 
 
 def returned(scene: Scene) -> int:

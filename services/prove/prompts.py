@@ -68,8 +68,13 @@ def _grid() -> Tokens:
 
 
 def _long() -> Tokens:
-    """Cut by every chunk but the largest, with a ragged end."""
+    """Cut by most chunks, with a ragged end."""
     return _ids(545, seed=2)
+
+
+def _longest() -> Tokens:
+    """Cut by every chunk, the largest too, with a ragged end."""
+    return _ids(1117, seed=3)
 
 
 PROMPTS: Final[Mapping[str, Callable[[], Tokens]]] = {
@@ -79,6 +84,7 @@ PROMPTS: Final[Mapping[str, Callable[[], Tokens]]] = {
     "short": _short,
     "on the grid": _grid,
     "long": _long,
+    "longest": _longest,
 }
 
 

@@ -20,6 +20,17 @@ MOST_TOLD: Final = 40
 FAMILY: Final = "family"
 """Stands in the table where an axis does."""
 
+WITNESSES: Final = (
+    (("policy", "draft if it pays"), "DrafterOff", "drafters turned off", "streams"),
+    (("policy", "draft if it pays"), "Draft gate moved", "cells whose draft gate moved", "cells"),
+    (("way", "crowded"), "DrafterOff, load", "drafters turned off by the load", "streams"),
+    (("way", "parked and replayed"), "Parked", "streams set aside and replayed", "streams"),
+    (("way", "preempted"), "Parked, preempted", "streams that gave way", "streams"),
+    (("way", "overshot"), "Overshot", "streams that were made to overshoot", "streams"),
+    (("company", "16 together"), "Mixed company", "greedy and sampled streams together", "companies"),
+)
+"""(value of an axis, what must happen where cells have it, how the bar calls that, its unit)."""
+
 
 class Tally:
     """Counts by value of every axis. Bounded: outcomes themselves are not kept."""
@@ -43,6 +54,7 @@ class Tally:
         self.accepted += telemetry.accepted
         self.rejected += telemetry.drafted - telemetry.accepted
         self.restored += outcome.cached_tokens > 0
+        self.happened["Draft gate moved"] += _moved(outcome)
         for value in _values(outcome.cell):
             self._by(value, verdict)
 
@@ -122,9 +134,23 @@ class Tally:
             Bar.at_least("accepted drafts", self.accepted, 1, "tokens"),
             Bar.at_least("rejected drafts", self.rejected, 1, "tokens"),
             Bar.at_least("cells restored from the cache", self.restored, 1, "cells"),
-            Bar.at_least("drafters turned off", self.happened["DrafterOff"], 1, "streams"),
-            Bar.at_least("streams set aside and replayed", self.happened["Parked"], 1, "streams"),
+            *self._witnesses(),
         ]
+
+    def _witnesses(self) -> list[Bar]:
+        """That what the run's cells set up did come about."""
+        return [
+            Bar.at_least(name, self.happened[event], 1, unit)
+            for value, event, name, unit in WITNESSES
+            if self._cells_by[value]
+        ]
+
+
+def _moved(outcome: Outcome) -> bool:
+    """Whether later drafts of a round were left out in more rounds than the end of a stream explains, where k shrinks
+    as well."""
+    drafted = outcome.telemetry.drafted_at
+    return bool(drafted) and drafted[0] - drafted[-1] > len(drafted)
 
 
 def _values(cell: Cell) -> list[tuple[str, str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,6 +18,7 @@ class Scene:
     """Plants and ways may change `request`. Every scene has a namespace of its own, so plants do not meet."""
 
     driver: Driver
+    peer: Callable[[], Driver]  #: an engine of another worker, over the same model
     script: Script
     request: GenerateRequest
     expected: Record  #: the reference stream
@@ -33,8 +34,8 @@ class Scene:
         """The deepest position that a lookup of this prompt may answer."""
         return (len(self.request.tokens) - 1) // GRID * GRID
 
-    def plant(self, tokens: Sequence[int], **fields: Any) -> None:
-        """Run another request of this namespace to its end, so that its captures are published."""
+    def plant(self, tokens: Sequence[int], driver: Driver | None = None, **fields: Any) -> None:
+        """Run another request of this namespace to its end, so that its captures are published, here or elsewhere."""
         self.planted += 1
         request = GenerateRequest(
             request_id=f"{self.request.request_id}/plant-{self.planted}",
@@ -44,7 +45,7 @@ class Scene:
             sampling=SamplingParams(seed=0, temperature=0.0),
             max_tokens=2,
         )
-        self.driver.run([replace(request, **fields)])
+        (driver or self.driver).run([replace(request, **fields)])
 
     def key_at(self, position: int) -> bytes:
         """Chain key of a grid position of the prompt."""

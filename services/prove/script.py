@@ -14,6 +14,7 @@ class Script(Faults):
         self._demotions: dict[StreamKey, int] = {}
         self._failures: dict[StreamKey, list[int]] = {}
         self._ways_given: dict[StreamKey, list[int]] = {}
+        self._surplus: dict[StreamKey, int] = {}
 
     def demote_after(self, stream: StreamKey, rounds: int) -> None:
         """Hand the stream to plain decode before the first burst that begins with so many rounds behind it."""
@@ -27,11 +28,16 @@ class Script(Faults):
         """Let the stream give way once for each of these numbers of rows, when it has as many or more."""
         self._ways_given[stream] = sorted(rows)
 
+    def overshoot_by(self, stream: StreamKey, columns: int) -> None:
+        """Let the stream's rounds take so many columns past its end."""
+        self._surplus[stream] = columns
+
     def clear(self) -> None:
         """Forget what was planned."""
         self._demotions.clear()
         self._failures.clear()
         self._ways_given.clear()
+        self._surplus.clear()
 
     def launched(self, phase: Phase, streams: Sequence[StreamKey]) -> None:
         due = False
@@ -42,6 +48,9 @@ class Script(Faults):
                 self._failures[stream] = [number for number in left if number > 0]
         if due:
             raise OutOfMemory(f"a {phase} was made to fail")
+
+    def overshoot(self, stream: StreamKey) -> int:
+        return self._surplus.get(stream, 0)
 
     def demote(self, stream: StreamKey, rounds: int) -> bool:
         return rounds >= self._demotions.get(stream, rounds + 1)

@@ -27,8 +27,10 @@ MOST_TOGETHER: Final = max(COMPANIES.values())
 ARRIVAL_STEPS: Final = 14
 """Sixteen requests come within so many steps, so that some still prime while the first ones leave."""
 MAX_VERIFY: Final = 8
-CONTEXT: Final = 640
+CONTEXT: Final = 1280
 HOST_BYTES: Final = 2**28
+PEER_CHUNK: Final = 192
+"""Of the other worker: none of those that cells have."""
 BLOCKS_A_CELL: Final = 2 * CONTEXT // BLOCK_ROWS
 """Rows of a cell, of its neighbour, and of what its plants left."""
 
@@ -82,6 +84,7 @@ class Stage:
         self._driver: Driver | None = None
         self.happened: Counter[str] = Counter()  #: events of all cells, by kind
         self._script = Script()
+        self._peers: dict[str, Driver] = {}
         self._run = 0
 
     def play(self, group: list[Cell]) -> list[Outcome]:
@@ -96,35 +99,35 @@ class Stage:
                 self._judge(driver, cell, scene, cached)
                 for cell, scene, cached in zip(group, scenes, planted, strict=True)
             ]
-            driver.clear()
+            for one in (driver, *self._peers.values()):
+                one.clear()
+                one.records.clear()
         except Exception as fault:  # noqa: BLE001 - a crash is a finding, and the other cells still count
             self._setting = None
+            self._peers.clear()
             return [_crashed(cell, fault) for cell in group]
         finally:
             self._script.clear()
             self.happened.update(driver.happened)
+            self.happened["Mixed company"] += len({RULES[cell.rule].sampling.greedy for cell in group}) > 1
             driver.happened.clear()
-        driver.records.clear()
         return outcomes
 
     def _driver_for(self, cell: Cell) -> Driver:
         key = (*setting(cell)[:4], "")
         if self._driver is None or key != self._setting:
-            config = EngineConfig(
-                num_blocks=MOST_TOGETHER * BLOCKS_A_CELL,
-                num_slots=MOST_TOGETHER,
-                num_snapshots=4 * MOST_TOGETHER,
-                max_verify=MAX_VERIFY,
-                max_batch=MOST_TOGETHER,
-                prefill_chunk=CHUNKS[cell.chunk],
-                max_context=CONTEXT,
-                host_tier_bytes=HOST_BYTES,
-            )
+            config = _config(MOST_TOGETHER, chunk=CHUNKS[cell.chunk])
             limits = POLICIES[cell.policy].limits(BURSTS[cell.burst])
             engine = WatchedEngine(config, MODELS[cell.model](), limits=limits, faults=self._script)
             self._driver = Driver(engine)
             self._setting = key
         return self._driver
+
+    def _peer(self, model: str) -> Driver:
+        """An engine of another worker; kept like the other one."""
+        if model not in self._peers:
+            self._peers[model] = Driver(WatchedEngine(_config(1, chunk=PEER_CHUNK), MODELS[model]()))
+        return self._peers[model]
 
     def _scene(self, driver: Driver, cell: Cell, company: int) -> Scene:
         self._run += 1
@@ -133,6 +136,7 @@ class Stage:
         plain, drafting, expected = plain_request(cell), DRAFTERS[cell.drafter], self._references.of(cell)
         scene = Scene(
             driver=driver,
+            peer=lambda: self._peer(cell.model),
             script=self._script,
             request=plain,
             expected=expected,
@@ -178,6 +182,19 @@ class Stage:
             telemetry=got.end.telemetry,
             cached_tokens=got.cached_tokens,
         )
+
+
+def _config(together: int, *, chunk: int) -> EngineConfig:
+    return EngineConfig(
+        num_blocks=together * BLOCKS_A_CELL,
+        num_slots=together,
+        num_snapshots=4 * together,
+        max_verify=MAX_VERIFY,
+        max_batch=together,
+        prefill_chunk=chunk,
+        max_context=CONTEXT,
+        host_tier_bytes=HOST_BYTES,
+    )
 
 
 def _submission(driver: Driver, scene: Scene) -> Callable[[], None]:

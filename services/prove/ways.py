@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Callable
 from dataclasses import replace
 
-from services.gpu_worker.engine.requests import SamplingParams
+from services.gpu_worker.engine.requests import GenerateRequest, SamplingParams
+from services.prove.driver import Driver
 from services.prove.scene import Scene
 
 NEIGHBOUR_TOKENS = 24
@@ -14,7 +17,13 @@ LAUNCHES = 4
 FAILURES = 2
 """Fewer than the failures in a row that end a request."""
 
+CROWD_STEPS = 4
 MOST_WAYS_GIVEN = 3
+MOST_OVERSHOT = 7
+CROWDS = 3
+CROWD = 3
+CROWD_TOKENS = 40
+"""Three times three short requests: with the cell they are as many as the gate's upper bound."""
 
 
 def whole(scene: Scene) -> None:
@@ -59,7 +68,50 @@ def parked(scene: Scene) -> None:
 
 
 def preempted(scene: Scene) -> None:
-    """Its blocks go to others up to three times, in mid prime or in mid decode: it comes back with what it had cached."""
+    """Its blocks go to others up to three times, wherever it is: it comes back with what it had cached."""
     rows = len(scene.request.tokens) + scene.request.max_tokens
     count = scene.rng.randint(1, MOST_WAYS_GIVEN)
     scene.script.give_way_at(scene.request.key, scene.rng.sample(range(1, rows), min(count, rows - 1)))
+
+
+def preempted_in_prime(scene: Scene) -> None:
+    """It gives way as soon as its first chunk is primed, and again when it is primed whole."""
+    scene.script.give_way_at(scene.request.key, [1, len(scene.request.tokens)])
+
+
+def preempted_in_decode(scene: Scene) -> None:
+    """It gives way after its first tokens, in the middle, and before its last ones."""
+    prompt, budget = len(scene.request.tokens), scene.request.max_tokens
+    places = {prompt + 1, prompt + budget // 2, prompt + max(1, budget - 2)}
+    scene.script.give_way_at(scene.request.key, sorted(places))
+
+
+def overshot(scene: Scene) -> None:
+    """Its last round takes columns past the end, and a hand-off is tried on what came of it (R-S1, R-S16)."""
+    scene.script.overshoot_by(scene.request.key, scene.rng.randint(1, MOST_OVERSHOT))
+
+
+def crowded(scene: Scene) -> None:
+    """Short requests of others come and go in mid stream, so that the load passes the spec gate's bounds."""
+    driver, start = scene.driver, scene.arrival + scene.rng.randint(2, 6)
+    for number in range(CROWDS * CROWD):
+        root = hashlib.sha256(f"{scene.request.request_id}/{number}".encode()).digest()
+        other = replace(
+            scene.request,
+            request_id=f"{scene.request.request_id}/crowd-{number}",
+            root=root,
+            tokens=scene.request.tokens[:CROWD_TOKENS],
+            chain=(),
+            use_cache=False,
+            max_tokens=CROWD_TOKENS // 8,
+            stop_ids=frozenset(),
+            emitted=(),
+            capture_at=None,
+            ckpt_at=None,
+            top_logprobs=None,
+        )
+        driver.at(start + CROWD_STEPS * (number // CROWD), _submission(driver, other))
+
+
+def _submission(driver: Driver, request: GenerateRequest) -> Callable[[], None]:
+    return lambda: driver.submit(request)

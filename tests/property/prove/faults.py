@@ -197,7 +197,7 @@ FAULTS = {
         install=_one_row_lost, shows=frozenset({"recurrent state"})
     ),
     "r_s4 accepted count off by one, loud": Fault(
-        install=_one_row_less_accepted, shows=frozenset({"ending"})
+        install=_one_row_less_accepted, shows=frozenset({"engine"})
     ),
     "fr_7 stale recurrent state on restore": Fault(install=_stale_state, shows=STREAM),
     "fr_38 neighbour's penalty row": Fault(install=_neighbours_penalties, shows=frozenset({"tokens"})),

@@ -40,6 +40,7 @@ def record() -> Record:
         logprobs=[TokenLogprob(token=token, logprob=-0.5) for token in (1, 2, 3, 4)],
         finished=ended(),
         cache=CacheBytes(
+            committed=tuple(range(73)),
             rows=torch.randn(2, 1, 2, 73, 4, generator=draw),
             draft=torch.randn(2, 2, PROMPT, 4, generator=draw),
             state=torch.randn(3, 2, 4, 4, generator=draw),
@@ -74,6 +75,7 @@ def test_equal_records_are_counted_and_not_told() -> None:
         "logprobs": 4,
         "ending": 1,
         "cached tokens": 1,
+        "committed tokens": 1,
         "kv rows": 73,
         "draft plane": 70,
         "recurrent state": 3,
@@ -128,6 +130,11 @@ def _one_window_bit(got: Record) -> None:
     got.cache.window.view(torch.int32)[0, 0, 0] ^= 1
 
 
+def _other_row(got: Record) -> None:
+    assert got.cache is not None
+    got.cache = replace(got.cache, committed=(*range(72), 9))
+
+
 def _one_part_bit(got: Record) -> None:
     assert got.cache is not None
     part = got.cache.parts["ring"].clone()
@@ -169,6 +176,7 @@ def _no_cache(got: Record) -> None:
         (_one_draft_bit, "draft plane", 64),
         (_one_state_bit, "recurrent state", None),
         (_one_window_bit, "conv window", None),
+        (_other_row, "committed tokens", None),
         (_one_part_bit, "ring", None),
         (_a_part_less, "ring", None),
         (_one_row_less, "kv rows", None),

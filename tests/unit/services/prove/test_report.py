@@ -15,7 +15,7 @@ from services.gpu_worker.engine.requests import SpecTelemetry
 from services.prove.axes import AXES, Cell
 from services.prove.compare import Difference, Verdict
 from services.prove.evidence import Bar, evidence, write
-from services.prove.report import MOST_TOLD, Tally
+from services.prove.report import MOST_TOLD, WITNESSES, Tally
 from services.prove.stage import Outcome
 
 CELL = Cell(**{axis: next(iter(values)) for axis, values in AXES.items()})
@@ -23,14 +23,14 @@ DIFFERENCE = Difference(
     cell=CELL, request_id="cell-1", kind="tokens", position=7, expected="1", got="2", logit_gap=0.5
 )
 
-HAPPENED = {"DrafterOff": 1, "Parked": 2}
+HAPPENED = {event: 1 for _, event, _, _ in WITNESSES}
 
 
 def outcome(cell: Cell = CELL, differences: int = 0, cached: int = 64) -> Outcome:
     return Outcome(
         cell=cell,
         verdict=Verdict(compared=Counter({"tokens": 10}), differences=[DIFFERENCE] * differences),
-        telemetry=SpecTelemetry(rounds=4, drafted=6, accepted=4),
+        telemetry=SpecTelemetry(rounds=4, drafted=6, accepted=4, drafted_at=(5, 1), accepted_at=(3, 1)),
         cached_tokens=cached,
     )
 
@@ -66,7 +66,10 @@ def test_all_differences_are_counted_and_few_are_told() -> None:
         ([outcome(differences=1)], HAPPENED, {"differences"}),
         ([outcome(cached=0)], HAPPENED, {"cells restored from the cache"}),
         ([], HAPPENED, {"accepted drafts", "rejected drafts", "cells restored from the cache"}),
-        ([outcome()], {}, {"drafters turned off", "streams set aside and replayed"}),
+        ([outcome()], {}, set()),
+        ([outcome(replace(CELL, way="overshot"))], {}, {"streams that were made to overshoot"}),
+        ([outcome(replace(CELL, way="parked and replayed"))], {}, {"streams set aside and replayed"}),
+        ([outcome(replace(CELL, company="16 together"))], {}, {"greedy and sampled streams together"}),
     ],
 )
 def test_bars(outcomes: list[Outcome], happened: dict[str, int], broken: set[str]) -> None:
@@ -85,3 +88,16 @@ def test_the_evidence_object_has_the_shape_of_the_design(tmp_path: Path) -> None
     assert told["bars"] == [
         {"name": "differences", "value": 1, "limit": 0, "unit": "differences", "holds": False}
     ]
+
+
+@pytest.mark.parametrize(("drafted_at", "moved"), [((5, 1), 1), ((3, 1), 0), ((), 0)])
+def test_a_draft_gate_moved_when_the_end_alone_does_not_explain_it(
+    drafted_at: tuple[int, ...], moved: int
+) -> None:
+    tally = Tally()
+    tally.add(replace(outcome(), telemetry=SpecTelemetry(rounds=6, drafted_at=drafted_at)))
+    assert tally.happened["Draft gate moved"] == moved
+
+
+def test_every_witness_is_of_a_value_that_exists() -> None:
+    assert all(value in AXES[axis] for (axis, value), *_ in WITNESSES)

@@ -64,3 +64,11 @@ def test_a_stream_gives_way_once_for_each_of_its_rows() -> None:
     script.give_way_at(ONE, [1])
     script.clear()
     assert not script.give_way(ONE, 9)
+
+
+def test_only_the_named_stream_overshoots() -> None:
+    script = Script()
+    script.overshoot_by(ONE, 3)
+    assert (script.overshoot(ONE), script.overshoot(OTHER)) == (3, 0)
+    script.clear()
+    assert script.overshoot(ONE) == 0

@@ -6,10 +6,12 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+import torch
 
 from services.gpu_worker.engine.engine import Engine
 from services.prove.axes import AXES, CACHES, WAYS, Cell
 from services.prove.reference import References
+from services.prove.scene import Scene
 from services.prove.stage import Outcome, Stage
 
 CELL = replace(
@@ -33,6 +35,7 @@ FOUND = {
     "hit on a state that came back": 64,
     "next turn of a session": DEEPEST,
     "hit in the host tier": DEEPEST,
+    "another worker's hit": DEEPEST,
 }
 
 
@@ -58,18 +61,24 @@ WITNESS = {
     "neighbour cancelled": "Finished",
     "demoted": "DrafterOff",
     "parked and replayed": "Parked",
-    "preempted": "Parked",
+    "preempted": "Parked, preempted",
+    "preempted in prime": "Parked, preempted",
+    "preempted in decode": "Parked, preempted",
+    "overshot": "Overshot",
+    "crowded": "Finished",
 }
-LEAST = {"Finished": 2, "DrafterOff": 1, "Parked": 1}
+AGREEING = {"overshot": {"rule": "sampled"}}
+"""A drafter must be right about the token after the end."""
+LEAST = {"neighbour cancelled": 2, "preempted in prime": 2, "preempted in decode": 3, "crowded": 10}
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_way_happens_and_changes_nothing(way: str, references: References) -> None:
-    outcome, happened = play(references, way=way)
+    outcome, happened = play(references, way=way, **AGREEING.get(way, {}))
     assert not outcome.verdict.differences
     witness = WITNESS.get(way)
     if witness:
-        assert happened[witness] >= LEAST[witness]
+        assert happened[witness] >= LEAST.get(way, 1)
 
 
 def test_a_resumed_cell_compares_what_is_left(references: References) -> None:
@@ -102,3 +111,34 @@ def test_the_gap_is_that_of_the_references_row(references: References) -> None:
     assert expected.logprobs is not None
     (best, first), (second, other) = expected.logprobs[5].top[:2]
     assert references.gap(CELL, 5, best, second) == pytest.approx(first - other, abs=1e-12)
+
+
+def test_r_s16_a_crowd_takes_the_drafter_away_in_mid_stream(references: References) -> None:
+    outcome, happened = play(references, way="crowded", policy="draft if it pays", burst="1 round")
+    assert not outcome.verdict.differences
+    assert happened["DrafterOff, load"] >= 1
+    assert outcome.telemetry.drafted > 0
+
+
+def test_r_s1_what_overshot_is_compared_up_to_the_public_length(references: References) -> None:
+    whole, _ = play(references, **AGREEING["overshot"])
+    over, _ = play(references, way="overshot", **AGREEING["overshot"])
+    assert over.verdict.compared["kv rows"] == whole.verdict.compared["kv rows"]
+    assert over.verdict.compared["recurrent state"] == 0
+
+
+def test_another_workers_bytes_are_read(references: References, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spoil what the other engine spilled: its checksum does not fit, so the hit is lost."""
+    planted = CACHES["another worker's hit"]
+
+    def spoiled(scene: Scene) -> int:
+        found = planted(scene)
+        entry = scene.driver.engine.path(scene.key_at(found))[-1].entry
+        assert entry is not None
+        assert entry.host is not None
+        entry.host.values.view(torch.int32)[0] ^= 1
+        return found
+
+    monkeypatch.setattr("services.prove.stage.CACHES", {**CACHES, "another worker's hit": spoiled})
+    outcome, _ = play(references, cache="another worker's hit")
+    assert {difference.kind for difference in outcome.verdict.differences} == {"cached tokens"}

@@ -1,0 +1,153 @@
+"""What every benchmark on a card starts from: a model of a shape with random weights, pools filled with noise, the ceilings
+of the card measured in the same run, and medians of timed launches."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from services.gpu_worker.engine.cache.kv_pool import KVPool
+from services.gpu_worker.engine.cache.state_pool import StatePool
+from services.gpu_worker.engine.config import BLOCK_ROWS, LINEAR, EngineConfig, ModelDims
+from services.gpu_worker.engine.models.loader import LoadedModel
+from services.gpu_worker.engine.models.random import drawn_model
+from services.gpu_worker.engine.models.tensors import checkpoint_shapes
+from services.gpu_worker.engine.placement import Placement, place
+
+SHAPES: Final = Path(__file__).resolve().parents[2] / "models" / "shapes"
+
+_COPY_BYTES: Final = 4 << 30
+"""Of the copy that tells the bandwidth: many times the L2."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ceilings:
+    """What the card can do, measured."""
+
+    copy_bytes_per_s: float
+    """Read and written together."""
+    host_to_card_bytes_per_s: float
+    """From pinned memory."""
+
+
+def shape(name: str, *, layers: int | None = None, mtp: bool = True) -> ModelDims:
+    """Dimensions of `models/shapes/<name>`; `layers` cuts the model short, for a quick look."""
+    config = json.loads((SHAPES / name / "config.json").read_text(encoding="utf-8"))
+    dims = ModelDims.from_hf(config, has_mtp=mtp)
+    return replace(dims, layer_types=dims.layer_types[:layers]) if layers else dims
+
+
+def model(dims: ModelDims, recipe: str | None = None, dtype: str | None = None) -> LoadedModel:
+    """Random weights, made on the card."""
+    placement: Placement = place("cuda", dtype)
+    if recipe is not None:
+        placement = replace(placement, recipe=recipe)  # type: ignore[arg-type]
+    return drawn_model(dims, placement)
+
+
+def pools(loaded: LoadedModel, config: EngineConfig) -> tuple[KVPool, StatePool]:
+    """Pools of noise: zeros run faster than data does."""
+    placement = loaded.model.placement
+    kv = KVPool(loaded.dims, config.num_blocks, placement)
+    states = StatePool(loaded.dims, config.num_slots, config.num_snapshots, config.max_verify, placement)
+    for plane in (*kv.k, *kv.v, *states.state, *states.windows, *states.store):
+        plane.normal_(std=0.5)
+    return kv, states
+
+
+def ceilings() -> Ceilings:
+    """Medians of large copies."""
+    source = torch.empty(_COPY_BYTES, dtype=torch.uint8, device="cuda").random_()
+    target = torch.empty_like(source)
+    device = timed(lambda: target.copy_(source), repeats=10)
+    pinned = torch.empty(_COPY_BYTES // 4, dtype=torch.uint8, pin_memory=True)
+    host = timed(lambda: target[: len(pinned)].copy_(pinned, non_blocking=True), repeats=5)
+    return Ceilings(copy_bytes_per_s=2 * _COPY_BYTES / device, host_to_card_bytes_per_s=len(pinned) / host)
+
+
+def timed(launch: Callable[[], object], *, repeats: int, warm: int = 2) -> float:
+    """Median seconds of a launch, by the device's own clock."""
+    for _ in range(warm):
+        launch()
+    marks = [
+        (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(repeats)
+    ]
+    for start, end in marks:
+        start.record()
+        launch()
+        end.record()
+    torch.cuda.synchronize()
+    return statistics.median(start.elapsed_time(end) for start, end in marks) / 1e3
+
+
+def weight_bytes(dims: ModelDims, *, mtp: bool = False, item: int = 2) -> int:
+    """Bytes of the weights that a step reads: all but the embedding table, of which a row is gathered."""
+    total = 0
+    for name, size in checkpoint_shapes(dims).items():
+        skipped = ("embed_tokens" in name and not dims.tie_embeddings) or name.startswith("mtp.") != mtp
+        if not skipped:
+            elements = torch.Size(size).numel()
+            total += elements * (item if len(size) == 2 else 4)
+    return total
+
+
+def step_bytes(dims: ModelDims, batch: int, context: int, columns: int = 1, fold_rows: int = 8) -> int:
+    """Bytes that one verify of `batch` sequences must move: weights, states read (and written every `fold_rows`), KV."""
+    item, cell = 2, dims.gdn_value_heads * dims.gdn_key_dim * dims.gdn_value_dim * 4
+    states = batch * dims.gdn_layers * cell * (1 + columns / max(fold_rows, columns))
+    rows = batch * dims.attention_layers * 2 * dims.kv_heads * dims.head_dim * item * (context + columns)
+    return int(weight_bytes(dims) + states + rows)
+
+
+def prompt_flops(dims: ModelDims, tokens: int) -> float:
+    """Floating-point operations of the products and attention of a cold prompt."""
+    products = sum(
+        2.0 * torch.Size(size).numel()
+        for name, size in checkpoint_shapes(dims).items()
+        if len(size) == 2 and "embed_tokens" not in name and "lm_head" not in name
+    )
+    pairs = 2.0 * dims.attention_layers * dims.heads * dims.head_dim * tokens * tokens
+    return products * tokens + pairs
+
+
+def describe(dims: ModelDims) -> dict[str, Any]:
+    """The shape in words, for the evidence."""
+    return {
+        "layers": len(dims.layer_types),
+        "gated_delta_layers": dims.layer_types.count(LINEAR),
+        "hidden": dims.hidden,
+        "vocab": dims.vocab,
+        "weights": "random, drawn on the card",
+    }
+
+
+def device() -> dict[str, Any]:
+    """The card and what drives it."""
+    import triton
+
+    properties = torch.cuda.get_device_properties(0)
+    return {
+        "kind": "cuda",
+        "name": properties.name,
+        "memory_bytes": properties.total_memory,
+        "multiprocessors": properties.multi_processor_count,
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "triton": triton.__version__,
+    }
+
+
+def tables(batch: int, blocks: int) -> Sequence[Sequence[int]]:
+    """Block tables of sequences that share nothing, their blocks interleaved."""
+    return [[sequence + batch * block for block in range(blocks)] for sequence in range(batch)]
+
+
+def blocks_for(rows: int) -> int:
+    """Blocks that hold so many rows."""
+    return -(-rows // BLOCK_ROWS)

@@ -1,0 +1,173 @@
+"""`burstline bench decode --device cuda`: plain steps and verifies of a shape on a card, against the bytes that must move.
+
+A step is what a round really costs: the host fills the inputs, a graph runs trunk, head and pick, and the picks come back
+in one copy; states are stored every few rows as the engine does it. The first step of every repeat is left out.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+
+from kernels import sampling
+from services.bench.card import (
+    Ceilings,
+    blocks_for,
+    pools,
+    step_bytes,
+    tables,
+    timed,
+)
+from services.gpu_worker.engine.config import EngineConfig
+from services.gpu_worker.engine.graphs import GraphCache, Size
+from services.gpu_worker.engine.layers.steps import Span
+from services.gpu_worker.engine.models.loader import LoadedModel
+from services.gpu_worker.engine.rounds import CardLaunches
+from services.prove.evidence import Bar
+from shared.clock import SYSTEM
+
+CONTEXT: Final = 512
+"""Rows that every sequence starts with."""
+
+STEPS: Final = 64
+"""A multiple of the fold's period."""
+
+PEER_MS: Final = {1: 15.20, 8: 15.78, 16: 16.43, 64: 19.24}
+"""vLLM 0.26.0 at the 27B shape on the same card model, plain decode by batch (shared/gpu.md)."""
+
+STEP_LIMIT_MS: Final = {1: 14.8, 8: 15.3, 16: 15.8, 64: 18.6}
+VERIFY_LIMIT: Final = {4: 1.05, 8: 1.08, 16: 1.12}
+
+
+@dataclass
+class Decoder:
+    """`batch` sequences in pools of their own, and graphs of rounds over them."""
+
+    loaded: LoadedModel
+    batch: int
+    columns: int
+    launches: CardLaunches = field(init=False)
+
+    def __post_init__(self) -> None:
+        context = CONTEXT + STEPS * 4 * self.columns + 64
+        config = EngineConfig(
+            num_blocks=self.batch * blocks_for(context),
+            num_slots=self.batch,
+            num_snapshots=0,
+            max_verify=self.columns,
+            max_batch=self.batch,
+            max_context=context,
+        )
+        self._kv, self.states = pools(self.loaded, config)
+        self.launches = CardLaunches(self.loaded.model, self._kv, self.states, config)
+        self._tables = tables(self.batch, blocks_for(context))
+        self._plans = {
+            columns: sampling.PickPlan.empty(self.batch, columns, device="cuda", truncate=False)
+            for columns in (1, 2, 4, 8, 16)
+        }
+        self._picks = torch.zeros(self.batch * self.columns, dtype=torch.int32, pin_memory=True)
+        self.graphs = GraphCache(self._launch, self.launches.clear, enabled=True)
+
+    @torch.no_grad()
+    def steps(self, size: Size, count: int, accepted: int) -> tuple[list[float], list[float]]:
+        """Run rounds in which every sequence accepts `accepted` rows: (seconds a round, seconds of it in the host's own
+        work)."""
+        batch, columns = size
+        for slot in range(batch):
+            self.states.reset_position(slot)
+        tokens = [[(7919 * (s + t)) % self.loaded.dims.vocab for t in range(columns)] for s in range(batch)]
+        slots, at, times, host = list(range(batch)), CONTEXT, [], []
+        for _ in range(count):
+            began = SYSTEM.monotonic_ns()
+            spans = [Span(at, columns, self._tables[slot]) for slot in slots]
+            self.launches.inputs.fill(spans, tokens, size, slots, self.states)
+            picks = self.graphs.run(size)
+            self._picks[: batch * columns].copy_(picks, non_blocking=True)
+            launched = SYSTEM.monotonic_ns()
+            torch.cuda.current_stream().synchronize()
+            done = SYSTEM.monotonic_ns()
+            got = self._picks[: batch * columns].view(batch, columns).tolist()
+            for slot in slots:
+                self.states.verified(slot, columns)
+                self.states.accept(slot, accepted)
+            tokens = [[max(0, token) for token in row] for row in got]
+            at += accepted
+            ended = SYSTEM.monotonic_ns()
+            times.append((ended - began) / 1e9)
+            host.append((ended - began - (done - launched)) / 1e9)
+        return times[1:], host[1:]
+
+    def prepare(self, size: Size) -> bool:
+        """Capture; False when that was not possible."""
+        with torch.no_grad():
+            return self.graphs.prepare(size)
+
+    def _launch(self, size: Size) -> torch.Tensor:
+        hidden = self.launches.launch_verify(size)
+        logits = self.loaded.model.logits(hidden)
+        plan = self._plans[size[1]]
+        return sampling.pick(logits, plan_of(plan, size[0])).ids
+
+
+def plan_of(plan: sampling.PickPlan, sequences: int) -> sampling.PickPlan:
+    """The plan of the first sequences."""
+    return sampling.PickPlan(
+        starts=plan.starts[:sequences],
+        temperature=plan.temperature[:sequences],
+        seeds=plan.seeds[:sequences],
+        choices=plan.choices[:sequences],
+        top_k=plan.top_k[:sequences],
+        top_p=plan.top_p[:sequences],
+        min_p_log=plan.min_p_log[:sequences],
+        columns=plan.columns,
+        truncate=plan.truncate,
+    )
+
+
+def run_card_decode(
+    loaded: LoadedModel,
+    ceilings: Ceilings,
+    batches: Sequence[int],
+    columns: Sequence[int],
+    *,
+    report: Callable[[str], None] = lambda _: None,
+) -> dict[str, Any]:
+    """Figures by size: milliseconds a round, of the device alone, of the host's work, and the floor."""
+    decoder = Decoder(loaded, max(batches), max(columns))
+    results: dict[str, Any] = {}
+    for size in [(b, 1) for b in batches] + [(1, t) for t in columns if t > 1]:
+        held = decoder.prepare(size)
+        times, host = decoder.steps(size, STEPS, 1)
+        device = timed(lambda size=size: decoder.graphs.run(size), repeats=16)  # type: ignore[misc]
+        floor = step_bytes(loaded.dims, size[0], CONTEXT, size[1]) / ceilings.copy_bytes_per_s
+        results[f"{size[0]} x {size[1]}"] = {
+            "round_ms": round(statistics.median(times) * 1e3, 3),
+            "mean_round_ms": round(statistics.fmean(times) * 1e3, 3),
+            "graph_ms": round(device * 1e3, 3),
+            "host_ms": round(statistics.median(host) * 1e3, 3),
+            "floor_ms": round(floor * 1e3, 3),
+            "over_floor": round(statistics.fmean(times) / floor, 3),
+            "graph": held,
+        }
+        report(f"{size[0]} x {size[1]}: {results[f'{size[0]} x {size[1]}']}")
+    return results
+
+
+def bars(results: dict[str, Any]) -> list[Bar]:
+    """The promises for the 27B shape."""
+    told = []
+    for batch, limit in STEP_LIMIT_MS.items():
+        if f"{batch} x 1" in results:
+            value = results[f"{batch} x 1"]["mean_round_ms"]
+            told.append(Bar.at_most(f"plain step, batch {batch}", value, limit, "ms"))
+    for columns, limit in VERIFY_LIMIT.items():
+        if f"1 x {columns}" in results and "1 x 1" in results:
+            ratio = results[f"1 x {columns}"]["mean_round_ms"] / results["1 x 1"]["mean_round_ms"]
+            told.append(
+                Bar.at_most(f"verify of {columns} columns over a plain step", round(ratio, 3), limit, "x")
+            )
+    return told
