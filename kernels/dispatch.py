@@ -13,9 +13,13 @@ from types import ModuleType
 from torch import Tensor
 
 
+INTERPRETED = False
+"""Set by tests alone, under TRITON_INTERPRET=1: triton's interpreter is the card, whose memory is the CPU's."""
+
+
 def on_card(x: Tensor) -> bool:
     """Whether the operation on `x` is a device kernel's."""
-    return x.is_cuda
+    return x.is_cuda or INTERPRETED
 
 
 @lru_cache(maxsize=32)

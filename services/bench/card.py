@@ -75,15 +75,17 @@ def timed(launch: Callable[[], object], *, repeats: int, warm: int = 2) -> float
     """Median seconds of a launch, by the device's own clock."""
     for _ in range(warm):
         launch()
-    marks = [
-        (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(repeats)
-    ]
+    marks = [(_mark(), _mark()) for _ in range(repeats)]
     for start, end in marks:
         start.record()
         launch()
         end.record()
     torch.cuda.synchronize()
-    return statistics.median(start.elapsed_time(end) for start, end in marks) / 1e3
+    return float(statistics.median(start.elapsed_time(end) for start, end in marks)) / 1e3
+
+
+def _mark() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
 def weight_bytes(dims: ModelDims, *, mtp: bool = False, item: int = 2) -> int:

@@ -30,14 +30,16 @@ class Placement:
     device: torch.device
     dtype: torch.dtype
     """Of weights, activations and KV."""
+    on_card: bool = False
+    """Whether launches read fixed-address tensors and pools are laid out for device kernels."""
     fold_rows: int = 0
-    """Pending rows from which a verify stores the state; 0 = it always does."""
+    """Pending rows from which a verify stores the state; 0 = it always does, as the twin must."""
     recipe: matmul.Recipe | None = None
     """How products are computed; null = what the self-test of the machine finds."""
 
     @property
-    def on_card(self) -> bool:
-        """Whether launches go to a card, and may be kept as graphs."""
+    def graphs(self) -> bool:
+        """Whether launches can be kept as graphs."""
         return self.device.type == "cuda"
 
     @property
@@ -80,5 +82,9 @@ def place(device: str = "cpu", dtype: str | None = None, recipe: matmul.Recipe |
     if name not in _DTYPES:
         raise EngineFault(f"dtype {dtype!r} is none of {sorted(_DTYPES)}")
     return Placement(
-        device=torch.device(device), dtype=_DTYPES[name], fold_rows=CARD_FOLD_ROWS, recipe=recipe or "card"
+        device=torch.device(device),
+        dtype=_DTYPES[name],
+        on_card=True,
+        fold_rows=CARD_FOLD_ROWS,
+        recipe=recipe or "card",
     )

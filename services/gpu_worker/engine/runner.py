@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from kernels import gated_delta
-from kernels.gated_delta import ReplayPlan
 from kernels.tiles import ROWS
 from services.gpu_worker.engine.batch import DraftRows, PrefillChunk, VerifyRows
 from services.gpu_worker.engine.cache.kv_pool import KVPool
@@ -21,16 +20,9 @@ from services.gpu_worker.engine.cache.ring_pool import RingPool
 from services.gpu_worker.engine.cache.state_pool import StatePool, delta_shape
 from services.gpu_worker.engine.config import BLOCK_ROWS, EngineConfig, ModelDims
 from services.gpu_worker.engine.faults import OutOfMemory
-from services.gpu_worker.engine.layers.local import local_decode, local_prefill
-from services.gpu_worker.engine.layers.steps import (
-    AttentionStep,
-    DecodeStep,
-    PrefillStep,
-    Span,
-    decode_attention,
-    prefill_attention,
-)
+from services.gpu_worker.engine.layers.steps import Span
 from services.gpu_worker.engine.models.family import Model
+from services.gpu_worker.engine.rounds import launches
 from shared.errors import EngineFault
 
 
@@ -77,9 +69,10 @@ class ModelRunner:
             prefill_rows=config.prefill_chunk,
             max_verify=states.max_verify,
         )
+        self._launches = launches(model, kv, states, self._ring, config)
         self._config = config
         self._shape = delta_shape(model.dims)
-        self._scale = gated_delta.qk_scale(self._shape)
+        self._scale = gated_delta.qk_scale(self._shape).to(states.state.device)
         self._thread = 0
 
     @memory_faults()
@@ -106,13 +99,11 @@ class ModelRunner:
             return []
         self._check_verify(rows)
         spans = [Span(row.start, len(row.tokens), row.block_table) for row in rows]
-        attention = decode_attention(spans, self._kv, self._model.rope)
-        step = self._decode_step([row.slot for row in rows], spans, attention)
-        hidden = self._model.trunk(self._embed([row.tokens for row in rows], attention.columns), step)
+        hidden, columns = self._launches.verify(rows, spans)
         for row in rows:
             self._states.verified(row.slot, len(row.tokens))
             self._ring.wrote(row.slot, row.start + len(row.tokens))
-        return _per_sequence(hidden, spans, attention.columns)
+        return _per_sequence(hidden, spans, columns)
 
     def accept(self, slot: int, rows: int) -> None:
         """Commit the first `rows` (0..T) columns of the slot's last verify. Exactly once between two verifies."""
@@ -124,7 +115,7 @@ class ModelRunner:
         self._bind()
         pending = self._states.fold(slot)
         if pending:
-            plan = ReplayPlan.build([slot], [pending], 0, self._states.max_verify, self._states.num_slots)
+            plan = self._launches.fold(slot, pending)
             for state, store in zip(self._states.state, self._states.store, strict=True):
                 gated_delta.fold(state, store, plan, self._shape, self._scale)
             self._states.flushed(slot)
@@ -132,9 +123,9 @@ class ModelRunner:
     @memory_faults()
     @torch.no_grad()
     def logits(self, hidden: Tensor) -> Tensor:
-        """[R, H] final-normed hidden (trunk or draft) -> [R, V] float32 logits."""
+        """[R, H] final-normed hidden (trunk or draft) -> [R, V] float32 logits, in the host's memory."""
         self._bind()
-        return self._model.logits(hidden.contiguous())
+        return self._model.logits(hidden.contiguous()).cpu()
 
     @memory_faults()
     @torch.no_grad()
@@ -144,8 +135,7 @@ class ModelRunner:
         `logits(y)` of row p proposes the token at p + 1. Raises `EngineFault` when the model has no MTP head.
         """
         self._bind()
-        head = self._model.mtp
-        if head is None:
+        if self._model.mtp is None:
             raise EngineFault("this model has no MTP head to draft with")
         if not rows:
             return []
@@ -154,12 +144,8 @@ class ModelRunner:
             self._check_span(span, row.tokens, self._config.max_context)
             if tuple(row.hiddens.shape) != (span.count, self.dims.hidden):
                 raise EngineFault(f"draft rows: hiddens {tuple(row.hiddens.shape)} for {span.count} tokens")
-        step = decode_attention(spans, self._kv, self._model.rope)
-        hiddens = torch.zeros(len(rows), step.columns, self.dims.hidden)
-        for number, row in enumerate(rows):
-            hiddens[number, : len(row.tokens)] = row.hiddens
-        embedded = self._embed([row.tokens for row in rows], step.columns)
-        return _per_sequence(head(embedded, hiddens.view(-1, self.dims.hidden), step), spans, step.columns)
+        hidden, columns = self._launches.draft(rows, spans)
+        return _per_sequence(hidden, spans, columns)
 
     def _bind(self) -> None:
         """OpenMP keeps its thread count per calling thread: set it in whichever thread owns the engine."""
@@ -177,35 +163,15 @@ class ModelRunner:
             raise EngineFault(
                 f"prefill from row {chunk.start}: slot {chunk.slot} is valid at {self._states.position(chunk.slot)}"
             )
-        attention = prefill_attention(span, self._kv, self._model.rope)
-        embedded = self._embed([chunk.tokens], attention.columns)
-        local = local_prefill(span, chunk.slot, self._ring, self._model.local_rope)
-        step = PrefillStep(attention, self._states, chunk.slot, span.count, local)
+        step, ids = self._launches.prefill(chunk, span)
+        embedded = self._model.embed(ids)
         hidden = self._model.trunk(embedded.clone(), step)
         if self._model.mtp is not None:
-            before = torch.cat([chunk.previous_hidden.view(1, -1), hidden[:-1]])
-            self._model.mtp(embedded, before, attention)
+            first = chunk.previous_hidden.view(1, -1).to(hidden.device, hidden.dtype)
+            self._model.mtp(embedded, torch.cat([first, hidden[:-1]]), step.attention)
         self._states.advanced(chunk.slot, span.count)
         self._ring.wrote(chunk.slot, span.start + span.count)
         return hidden[: span.count]
-
-    def _decode_step(
-        self, slots: Sequence[int], spans: Sequence[Span], attention: AttentionStep
-    ) -> DecodeStep:
-        states, taps = self._states, self._states.taps
-        folds = [states.fold(slot) for slot in slots]
-        window = taps + states.max_verify
-        history = [
-            slot * window + fold + j for slot, fold in zip(slots, folds, strict=True) for j in range(taps)
-        ]
-        plan = ReplayPlan.build(slots, folds, attention.columns, states.max_verify, states.num_slots)
-        local = local_decode(spans, slots, self._ring, self._model.local_rope)
-        return DecodeStep(attention, states, plan, torch.tensor(history, dtype=torch.int64), local)
-
-    def _embed(self, tokens: Sequence[Sequence[int]], columns: int) -> Tensor:
-        """Tokens of each sequence, padded with id 0 to `columns` -> [sequences * columns, H]."""
-        ids = [token for row in tokens for token in (*row, *(0,) * (columns - len(row)))]
-        return self._model.embed(torch.tensor(ids))
 
     def _check_verify(self, rows: Sequence[VerifyRows]) -> None:
         if len({row.slot for row in rows}) != len(rows) or len(rows) > self._config.max_batch:

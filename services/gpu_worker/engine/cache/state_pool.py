@@ -56,13 +56,14 @@ class StatePool:
         self.max_verify = max_verify
         self.taps = taps
         self.scratch = num_slots
+        self.placement = placement
         self._fold_rows = placement.fold_rows
-        self.capacity = taps + placement.fold_rows + 2 * max_verify if placement.fold_rows else max_verify
+        self.capacity = taps + placement.fold_rows + 2 * max_verify if placement.on_card else max_verify
 
         def zeros(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros(layers, *size, dtype=dtype, device=placement.device)
 
-        if placement.fold_rows:
+        if placement.on_card:
             self.state = zeros(num_slots + 1, *heads)
             self.windows = zeros(num_slots + 1, self.capacity, shape.channels, dtype=placement.dtype)
             self.store = zeros(num_slots + 1, self.capacity, shape.packed)
@@ -85,6 +86,10 @@ class StatePool:
         """The empty state, valid at position 0; drops a pending fold, also one that was never accepted."""
         self.state[:, slot] = 0.0
         self.windows[:, slot, : self.taps] = 0.0
+        self.reset_position(slot)
+
+    def reset_position(self, slot: int) -> None:
+        """Forget what is pending and where the slot is, not what it holds: for whoever measures on noise."""
         self._head[slot] = self.taps
         self._position[slot] = self._fold[slot] = self._open[slot] = 0
 
@@ -148,7 +153,7 @@ class StatePool:
         fold = self._fold[slot]
         self._position[slot] += fold
         self._fold[slot] = 0
-        if self._fold_rows:
+        if self.placement.on_card:
             self._head[slot] = (self._head[slot] + fold) % self.capacity
 
     def take_snapshot(self, slot: int, snapshot: int) -> None:

@@ -1,4 +1,4 @@
-"""One residual block: x += mixer(norm(x)); x += mlp(norm(x))."""
+"""One residual block: x += mixer(norm(x)); x += mlp(norm(x)), where an addition is done by the norm that follows it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,14 @@ class Block:
         self._mlp_scale = mlp_scale
         self._eps = eps
 
-    def __call__(self, x: Tensor, step: Step | AttentionStep) -> Tensor:
-        """[M, H] contiguous, advanced in place."""
-        x.add_(self._mixer(norm_rope.rms_norm(x, self._mixer_scale, self._eps), step))
-        return x.add_(self._mlp(norm_rope.rms_norm(x, self._mlp_scale, self._eps)))
+    def __call__(self, x: Tensor, delta: Tensor | None, step: Step | AttentionStep) -> Tensor:
+        """x [M, H] contiguous, advanced in place by `delta`, which the block below left, and by the mixer.
+
+        Returns what this block's mlp leaves to be added.
+        """
+        if delta is None:
+            normed = norm_rope.rms_norm(x, self._mixer_scale, self._eps)
+        else:
+            normed = norm_rope.add_rms_norm(x, delta, self._mixer_scale, self._eps)
+        mixed = self._mixer(normed, step)
+        return self._mlp(norm_rope.add_rms_norm(x, mixed, self._mlp_scale, self._eps), prefill=step.prefill)

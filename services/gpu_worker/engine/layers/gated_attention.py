@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from kernels import activation, matmul, norm_rope
+from kernels import matmul, paged_attention
 from services.gpu_worker.engine.config import ModelDims
 from services.gpu_worker.engine.layers import paged
 from services.gpu_worker.engine.layers.steps import AttentionStep, Step
@@ -35,13 +35,9 @@ class GatedAttention:
     def __call__(self, x: Tensor, step: Step | AttentionStep) -> Tensor:
         """[M, H] -> [M, H]; M = sequences * columns of the step."""
         at = step if isinstance(step, AttentionStep) else step.attention
-        rows, normed = x.shape[0], (self._heads + self._kv_heads) * self._width
-        y = matmul.linear(x, self._projection)
-        both = norm_rope.qk_norm_rope(
-            y[:, :normed].reshape(rows, -1, self._width), self._scale, at.cos_sin, self._eps
-        )
-        gate_end = normed + self._heads * self._width
-        values = y[:, gate_end:].view(rows, self._kv_heads, self._width)
-        paged.write(self._plane, both[:, self._heads :], values, at)
-        out = paged.attend(self._plane, both[:, : self._heads], at)
-        return matmul.linear(activation.sigmoid_gate(out, y[:, normed:gate_end]), self._output)
+        normed = (self._heads + self._kv_heads) * self._width
+        y = matmul.linear(x, self._projection, prefill=step.prefill)
+        keys, values = at.kv.k[self._plane], at.kv.v[self._plane]
+        query = paged_attention.qk_norm_rope_write(y, self._scale, keys, values, at.writes, self._eps)
+        gate = y[:, normed : normed + self._heads * self._width]
+        return matmul.linear(paged.attend(self._plane, query, at, gate), self._output, prefill=step.prefill)

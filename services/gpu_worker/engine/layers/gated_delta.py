@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from kernels import activation, conv, gated_delta, matmul, norm_rope
+from kernels import gated_delta, matmul, norm_rope
 from services.gpu_worker.engine.cache.state_pool import delta_shape
 from services.gpu_worker.engine.config import ModelDims
 from services.gpu_worker.engine.layers.steps import AttentionStep, DecodeStep, PrefillStep, Step
@@ -34,13 +33,13 @@ class GatedDeltaNet:
         self._layer = layer
         self._weights = weights
         self._shape = delta_shape(dims)
-        self._scale = gated_delta.qk_scale(self._shape)
+        self._scale = gated_delta.qk_scale(self._shape).to(weights.rate.device)
         self._eps = dims.eps
 
     def __call__(self, x: Tensor, step: Step | AttentionStep) -> Tensor:
         """[M, H] -> [M, H]."""
         shape, rows = self._shape, x.shape[0]
-        y = matmul.linear(x, self._weights.projection)
+        y = matmul.linear(x, self._weights.projection, prefill=step.prefill)
         match step:
             case PrefillStep():
                 out = self._prefill(y, step)
@@ -50,31 +49,23 @@ class GatedDeltaNet:
                 raise EngineFault("a gated-delta layer was given a step without recurrent states")
         gate = y[:, shape.packed :].view(rows, shape.value_heads, shape.value_dim)
         normed = norm_rope.gated_norm(out, gate, self._weights.norm, self._eps)
-        return matmul.linear(normed.view(rows, -1), self._weights.output)
+        return matmul.linear(normed.view(rows, -1), self._weights.output, prefill=step.prefill)
 
     def _prefill(self, y: Tensor, step: PrefillStep) -> Tensor:
-        window = step.states.windows[self._layer, step.slot]
-        taps = self._weights.conv.shape[0] - 1
-        mixed, tail = conv.prefill(window[:taps], y[:, : self._shape.channels], self._weights.conv, step.rows)
-        window[:taps] = tail
-        packed = torch.cat([mixed, *self._gates(y)], dim=-1)
-        state = step.states.state[self._layer, step.slot]
-        return gated_delta.chunk_prefill(state, packed, step.rows, self._shape, self._scale)
+        layer, slot, states = self._layer, step.slot, step.states
+        window = states.windows[layer, slot, : states.taps]
+        state = states.state[layer, slot]
+        return gated_delta.prefill(y, self._weights, state, window, step.rows, self._shape, self._scale)
 
     def _decode(self, y: Tensor, step: DecodeStep) -> Tensor:
-        states, plan = step.states, step.replay
-        y = y.view(plan.slots.shape[0], -1, y.shape[-1])
-        fresh = y[..., : self._shape.channels]
-        mixed = conv.update(
-            states.windows[self._layer], step.conv_history, plan.slots, fresh, self._weights.conv
+        layer, states = self._layer, step.states
+        return gated_delta.decode(
+            y,
+            self._weights,
+            states.state[layer],
+            states.store[layer],
+            states.windows[layer],
+            step.replay,
+            self._shape,
+            self._scale,
         )
-        packed = torch.cat([mixed, *self._gates(y)], dim=-1)
-        out = gated_delta.replay_step(
-            states.state[self._layer], states.store[self._layer], plan, packed, self._shape, self._scale
-        )
-        return out.reshape(-1, self._shape.value_heads, self._shape.value_dim)
-
-    def _gates(self, y: Tensor) -> tuple[Tensor, Tensor]:
-        first, heads = self._shape.channels, self._shape.value_heads
-        b, a = y[..., first : first + heads], y[..., first + heads : first + 2 * heads]
-        return activation.delta_gates(b, a, self._weights.rate, self._weights.dt_bias)

@@ -7,13 +7,14 @@ Two phases, chosen by the caller and never by a row count (C1.1): `PrefillStep` 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from kernels.gated_delta import ReplayPlan
-from kernels.paged_attention import AttentionPlan, QueryTile
+from kernels.paged_attention import AttentionPlan, QueryTile, WritePlan
 from kernels.tiles import DECODE_COLUMNS, ROWS
 from services.gpu_worker.engine.cache.kv_pool import KVPool
 from services.gpu_worker.engine.cache.ring_pool import RingPool
@@ -48,6 +49,13 @@ class AttentionStep:
     """int64 rows that are no padding; None when all are real."""
     targets: Tensor
     """[real rows * kv_heads] int64 rows of a flattened KV plane."""
+    prefill: bool = False
+    """The phase, which picks the kernels' regime."""
+
+    @property
+    def writes(self) -> WritePlan:
+        """Where keys and values go."""
+        return WritePlan(self.cos_sin, self.targets, self.real_rows, self.plans[0][1].card)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +68,7 @@ class PrefillStep:
     rows: int
     local: AttentionStep | None = None
     """The same rows for the sliding layers; null when there are none."""
+    prefill: ClassVar[bool] = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +78,9 @@ class DecodeStep:
     attention: AttentionStep
     states: StatePool
     replay: ReplayPlan
-    conv_history: Tensor
-    """[sequences * (K - 1)] int64 rows of the flattened conv windows."""
     local: AttentionStep | None = None
     """The same rows for the sliding layers; null when there are none."""
+    prefill: ClassVar[bool] = False
 
 
 Step = PrefillStep | DecodeStep
@@ -87,7 +95,7 @@ def prefill_attention(span: Span, kv: KVPool | RingPool, rope: Tensor) -> Attent
         last = span.start + span.count - 1
         tile = QueryTile(span.start + first, columns, last, span.block_table, span.window)
         plans.append((slice(first, first + ROWS), AttentionPlan.build([tile], ROWS, kv.kv_heads)))
-    return _attention([span], rows, rows, tuple(plans), kv, rope)
+    return replace(_attention([span], rows, rows, tuple(plans), kv, rope), prefill=True)
 
 
 def decode_attention(spans: Sequence[Span], kv: KVPool | RingPool, rope: Tensor) -> AttentionStep:

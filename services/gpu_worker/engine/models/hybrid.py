@@ -6,7 +6,9 @@ of the zero-centred norms, softmax scales, exp(A_log), the RoPE table.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -20,7 +22,11 @@ from services.gpu_worker.engine.layers.mlp import MLP
 from services.gpu_worker.engine.layers.steps import AttentionStep, Step
 from services.gpu_worker.engine.placement import CPU, Placement
 
-Pack = Callable[[Tensor], matmul.Packed]
+
+class Pack(Protocol):
+    """`matmul.pack` for the model's recipe."""
+
+    def __call__(self, weight: Tensor, *, pairs: bool = False) -> matmul.Packed: ...
 
 
 class MTPHead:
@@ -44,8 +50,8 @@ class MTPHead:
         """embedded, hiddens [M, H] -> y [M, H]; writes the draft plane."""
         left = norm_rope.rms_norm(embedded, self._embedding_scale, self._eps)
         right = norm_rope.rms_norm(hiddens, self._hidden_scale, self._eps)
-        x = matmul.linear(torch.cat([left, right], dim=-1), self._fc)
-        return norm_rope.rms_norm(self._block(x, step), self._final_scale, self._eps)
+        x = matmul.linear(torch.cat([left, right], dim=-1), self._fc, prefill=step.prefill)
+        return norm_rope.add_rms_norm(x, self._block(x, None, step), self._final_scale, self._eps)
 
 
 class HybridModel:
@@ -62,12 +68,10 @@ class HybridModel:
         the matmul self-test chose it."""
         weights = _Placed(weights, placement)
 
-        def pack(weight: Tensor) -> matmul.Packed:
-            return matmul.pack(weight, recipe)
+        pack = partial(matmul.pack, recipe=recipe)
 
         self.dims = dims
         self.recipe = recipe
-        self.local_rope: Tensor | None = None
         self.local_rope: Tensor | None = None
         self.placement = placement
         table = norm_rope.rope_table(dims.rotary_dim, dims.rope_theta, dims.max_positions)
@@ -84,13 +88,16 @@ class HybridModel:
 
     def trunk(self, x: Tensor, step: Step) -> Tensor:
         """Embedded rows [M, H], overwritten -> hidden after the final norm."""
+        delta = None
         for block in self._blocks:
-            x = block(x, step)
-        return norm_rope.rms_norm(x, self._final_scale, self.dims.eps)
+            delta = block(x, delta, step)
+        if delta is None:
+            return norm_rope.rms_norm(x, self._final_scale, self.dims.eps)
+        return norm_rope.add_rms_norm(x, delta, self._final_scale, self.dims.eps)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[R, H] -> [R, V]."""
-        return matmul.linear(hidden, self._head)
+        """[R, H] -> [R, V] float32."""
+        return matmul.linear(hidden, self._head, out_dtype=torch.float32)
 
 
 class _Placed(Mapping[str, Tensor]):
@@ -154,7 +161,7 @@ def _block(
     gate_up = torch.cat([weights[prefix + "mlp.gate_proj.weight"], weights[prefix + "mlp.up_proj.weight"]])
     return Block(
         mixer,
-        MLP(pack(gate_up), pack(weights[prefix + "mlp.down_proj.weight"])),
+        MLP(pack(gate_up, pairs=True), pack(weights[prefix + "mlp.down_proj.weight"])),
         1.0 + weights[prefix + "input_layernorm.weight"],
         1.0 + weights[prefix + "post_attention_layernorm.weight"],
         dims.eps,

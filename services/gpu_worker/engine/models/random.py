@@ -1,8 +1,10 @@
-"""A small model with random weights, written as a Hugging Face folder: for tests and benchmarks."""
+"""Random weights: a small model written as a Hugging Face folder, or one of any size drawn where it shall live."""
 
 from __future__ import annotations
 
 import json
+import zlib
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +13,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from services.gpu_worker.engine.config import FULL, LINEAR, ModelDims
+from services.gpu_worker.engine.models.hybrid import HybridModel, matmul_shapes
+from services.gpu_worker.engine.models.loader import LoadedModel
 from services.gpu_worker.engine.models.tensors import checkpoint_shapes
+from services.gpu_worker.engine.placement import Placement
 
 TINY = ModelDims(
     vocab=512,
@@ -53,6 +58,41 @@ def write_random_model(folder: Path, dims: ModelDims = TINY, *, seed: int = 0, w
     return folder
 
 
+class DrawnWeights(Mapping[str, Tensor]):
+    """Weights of these dimensions, drawn on the placement's device as they are asked for: no files, never whole twice.
+
+    A tensor is a function of its name, so that asking again gives it again.
+    """
+
+    def __init__(self, dims: ModelDims, placement: Placement) -> None:
+        self._shapes = checkpoint_shapes(dims)
+        self._placement = placement
+
+    def __getitem__(self, name: str) -> Tensor:
+        shape = self._shapes[name]
+        dtype = self._placement.dtype if len(shape) == 2 else torch.float32
+        generator = torch.Generator(self._placement.device).manual_seed(zlib.crc32(name.encode()))
+        return _draw(name, shape, generator, dtype)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._shapes)
+
+    def __len__(self) -> int:
+        return len(self._shapes)
+
+
+def drawn_model(dims: ModelDims, placement: Placement) -> LoadedModel:
+    """A model of random weights in its place; nothing ends its streams. For benchmarks."""
+    recipe = placement.recipe_for(matmul_shapes(dims))
+    return LoadedModel(
+        dims=dims,
+        model=HybridModel(dims, DrawnWeights(dims, placement), recipe, placement),
+        weights_digest="drawn",
+        eos_ids=frozenset(),
+        generation_defaults={},
+    )
+
+
 def hf_config(dims: ModelDims) -> dict[str, object]:
     """The `config.json` that `ModelDims.from_hf` reads back as `dims`."""
     return {
@@ -87,9 +127,11 @@ def hf_config(dims: ModelDims) -> dict[str, object]:
     }
 
 
-def _draw(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+def _draw(
+    name: str, shape: tuple[int, ...], generator: torch.Generator, dtype: torch.dtype = torch.float32
+) -> Tensor:
     """Norms near their neutral value, decays between slow and fast, products that keep the scale of their input."""
-    noise = torch.randn(shape, generator=generator)
+    noise = torch.randn(shape, generator=generator, dtype=dtype, device=generator.device)
     if name.endswith("linear_attn.norm.weight"):
         return 1.0 + 0.1 * noise
     if name.endswith("A_log"):
@@ -100,4 +142,4 @@ def _draw(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Tens
         return 0.1 * noise
     if "embed_tokens" in name:
         return noise
-    return noise * (shape[-1] ** -0.5)
+    return noise.mul_(shape[-1] ** -0.5)
