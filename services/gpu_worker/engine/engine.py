@@ -49,6 +49,7 @@ from services.gpu_worker.engine.runner import ModelRunner
 from services.gpu_worker.engine.scheduler import Room, Speculation, plan_step, speculation
 from services.gpu_worker.engine.sequence import SequenceState, session_hash
 from services.gpu_worker.engine.sessions.factory import SessionFactory
+from services.gpu_worker.engine.sessions.mtp import SpecSession
 from services.gpu_worker.engine.sessions.outcome import Ending
 from services.gpu_worker.engine.streams import Stream, Waiting
 from shared.clock import SYSTEM, Clock
@@ -104,12 +105,13 @@ class Engine:
             max_decoded=self._limits.max_decoded,
         )
         self._affinity = AffinityPool(self._cache, most=self._limits.max_parked)
-        self._keeper = Keeper(self._cache, self.runner.flush, interval=self._limits.decode_ckpt_blocks)
+        launches = FaultyRunner(self.runner, faults, self._slots) if faults else self.runner
+        self._keeper = Keeper(self._cache, launches, interval=self._limits.decode_ckpt_blocks)
         self._sessions = SessionFactory(self.dims, config, self._limits)
         self._faults = faults
         self._counters = Counters()
         self._executor = Executor(
-            FaultyRunner(self.runner, faults, self._slots) if faults else self.runner,
+            launches,
             self._cache,
             max_batch=config.max_batch,
             counters=self._counters,
@@ -288,6 +290,8 @@ class Engine:
             session.resume(self._cache)
         if not speculate and self._sessions.drafts(request):
             stream.drafter_off(DrafterOffReason.LOAD)
+        elif past is None and self._sessions.drafts(request) and not isinstance(session, SpecSession):
+            stream.drafter_off(DrafterOffReason.DRAFT_ROWS)
         self._active.append(stream)
         if past is None:
             self._tell(
@@ -296,6 +300,7 @@ class Engine:
                     choice=request.choice,
                     cached_tokens=sequence.cached_prefix_tokens,
                     hit_key=admission.hit_key,
+                    reuse=stream.reuse,
                     queue_ns=began - waiting.since_ns,
                     restore_ns=self._clock.monotonic_ns() - began,
                     end_ns=now,
@@ -385,6 +390,7 @@ class Engine:
 
     def _retire(self) -> None:
         """Give back what ended streams hold, then say that they ended."""
+        self._keeper.turn_ends(self._active)
         ended = [stream for stream in self._active if stream.session.ending is not None]
         self._active = [stream for stream in self._active if stream.session.ending is None]
         for stream in ended:

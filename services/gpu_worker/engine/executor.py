@@ -18,9 +18,11 @@ from services.gpu_worker.engine.accounts import Counters
 from services.gpu_worker.engine.batch import PrefillChunk
 from services.gpu_worker.engine.cache.entry import Capture
 from services.gpu_worker.engine.cache.manager import CacheManager
+from services.gpu_worker.engine.config import BLOCK_ROWS
 from services.gpu_worker.engine.faults import OutOfMemory
 from services.gpu_worker.engine.headroom import Headroom
 from services.gpu_worker.engine.requests import DrafterOffReason, Event
+from services.gpu_worker.engine.sessions.append import append_rows
 from services.gpu_worker.engine.sessions.handoff import FlushForward, flush_pending, hand_off
 from services.gpu_worker.engine.sessions.mtp import SpecSession
 from services.gpu_worker.engine.sessions.rounds import Forward, run_round
@@ -67,6 +69,8 @@ class Executor:
         if not session.prime_left:
             with self._launch([stream]):
                 session.end_prime(self._runner.logits(session.restored(self._cache)).numpy()[0])
+        if session.append_width:
+            rows = self._append(stream, rows)
         while rows > 0 and stream.going:
             chunk = session.next_chunk(min(rows, stream.chunk_rows(most)), self._cache)
             with self._launch([stream]):
@@ -82,6 +86,21 @@ class Executor:
             self._between()
         if session.primed and not stream.aside:
             self._tell(stream.primed(self._clock.wall_ns()))
+
+    def _append(self, stream: Stream, rows: int) -> int:
+        """Run what lies between another turn's decode-made rows and the grid; answers how many of `rows` are left, whole
+        tiles of them or all."""
+        session, before = stream.session, stream.session.prime_left
+        while stream.going and session.append_width:
+            with self._launch([stream]):
+                hidden = append_rows(session, self._runner)
+                if session.primed:
+                    session.end_prime(self._runner.logits(hidden[-1:]).numpy()[0])
+            self._between()
+        done = before - session.prime_left
+        self._counters.prefill_tokens += done
+        left = rows - done
+        return left if left >= session.prime_left else left // BLOCK_ROWS * BLOCK_ROWS
 
     def _tell_scores(self, stream: Stream) -> None:
         scored = stream.prompt_scored(self._clock.wall_ns()) if stream.going else None

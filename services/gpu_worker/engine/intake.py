@@ -30,6 +30,8 @@ def check_request(request: GenerateRequest, *, vocab: int, window: int) -> None:
         raise InvalidRequest(
             "prompt log probabilities are counts, and bypass the cache", param="prompt_logprobs"
         )
+    if request.reuse == "decode" and not request.use_cache:
+        raise InvalidRequest("a turn that bypasses the cache goes on from nothing", param="reuse")
     if request.speculation_k < 0 or (request.top_logprobs or 0) < 0:
         raise InvalidRequest("a count is negative", param="speculation_k")
     _check_ids("tokens", request.tokens, vocab)

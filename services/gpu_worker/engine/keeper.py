@@ -1,5 +1,6 @@
-"""Keeps what decoding made, for the stream itself: the newest decode checkpoint of each, which lets a stream that was
-set aside come back without a replay from its prompt (R-Q17).
+"""Keeps what decoding made. For the stream itself: the newest decode checkpoint of each, which lets a stream that was set
+aside come back without a replay from its prompt (R-Q17). For the next turn, if both opted in: the rows and the state of
+a finished session, flushed to its last delivered token (`reuse = "decode"`, C1.3).
 
 A checkpoint is taken at a round boundary, where the pending token is the only one that is delivered and not committed: its
 rows and the journal's token after them are all that a resumed session needs. It never becomes an entry (C1.3).
@@ -9,21 +10,28 @@ Knows streams and the cache. Does not know who runs, nor why one gives way.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import logging
+from collections.abc import Iterable
 
 from services.gpu_worker.engine.cache.decoded import DecodedState, Role
 from services.gpu_worker.engine.cache.manager import CacheManager
 from services.gpu_worker.engine.config import BLOCK_ROWS
+from services.gpu_worker.engine.requests import FinishReason
+from services.gpu_worker.engine.sessions.append import flush_ends
+from services.gpu_worker.engine.sessions.handoff import FlushForward
 from services.gpu_worker.engine.streams import Stream
+from shared.errors import EngineFault
+
+log = logging.getLogger(__name__)
 
 
 class Keeper:
-    """`flush` folds a slot, so that a snapshot may be taken; `interval` = blocks between two checkpoints of a stream, 0 =
+    """`runner` makes the launches that settle a sequence; `interval` = blocks between two checkpoints of a stream, 0 =
     none is ever taken."""
 
-    def __init__(self, cache: CacheManager, flush: Callable[[int], None], *, interval: int) -> None:
+    def __init__(self, cache: CacheManager, runner: FlushForward, *, interval: int) -> None:
         self._cache = cache
-        self._flush = flush
+        self._runner = runner
         self._interval = interval
 
     def after_burst(self, streams: Iterable[Stream]) -> None:
@@ -48,6 +56,44 @@ class Keeper:
         stream.checkpoint = checkpoint
         stream.session.sequence.last_decode_ckpt_block = checkpoint.position // BLOCK_ROWS
 
+    def turn_ends(self, streams: Iterable[Stream]) -> None:
+        """Keep what opted-in streams that came to their own end have decoded, flushed, for the next turn. A launch that
+        fails costs what would have been kept, nothing else (C3)."""
+        ends = [(stream, _unwritten(stream)) for stream in streams if self._may_park(stream)]
+        if not ends:
+            return
+        try:
+            flush_ends([(stream.session, token) for stream, token in ends], self._runner)
+        except EngineFault as fault:
+            log.warning("%d ended turns are not kept for their next one: %s", len(ends), fault.code)
+            return
+        for stream, _ in ends:
+            self._park(stream)
+
+    def _may_park(self, stream: Stream) -> bool:
+        session, ending = stream.session, stream.session.ending
+        opted = stream.request.reuse == "decode" and stream.request.use_cache
+        if not opted or ending is None or ending.reason not in (FinishReason.STOP, FinishReason.LENGTH):
+            return False
+        if stream.aside or session.tainted or stream.fed - session.committed_len not in (0, 1):
+            return False
+        short = stream.fed - session.committed_len
+        room = session.committed_len + short <= session.cache_max_ctx
+        return room and (not short or self._cache.grow(session.sequence, short))
+
+    def _park(self, stream: Stream) -> None:
+        session = stream.session
+        session.sequence.proposer_state = session.proposer_state()
+        parked = self._cache.decoded.keep(
+            session.sequence,
+            root=stream.request.root,
+            last_hidden=session.last_hidden,
+            role=Role.PARKED,
+            labels=stream.request.labels,
+        )
+        if parked is not None:
+            self._cache.decoded.replace(parked)
+
     def ended(self, stream: Stream) -> None:
         """The stream needs nothing any more."""
         self._cache.decoded.drop(stream.checkpoint)
@@ -65,9 +111,14 @@ class Keeper:
     def _take(self, stream: Stream) -> None:
         session, sequence = stream.session, stream.session.sequence
         sequence.last_decode_ckpt_block = session.committed_len // BLOCK_ROWS
-        self._flush(sequence.ssm_slot_idx())
+        self._runner.flush(sequence.ssm_slot_idx())
         sequence.proposer_state = session.proposer_state()
         self._cache.decoded.drop(stream.checkpoint)
         stream.checkpoint = self._cache.decoded.keep(
             sequence, root=stream.request.root, last_hidden=session.last_hidden, role=Role.RUNNING
         )
+
+
+def _unwritten(stream: Stream) -> int | None:
+    """The last delivered token, where it has no row yet: the budget ended the stream with it."""
+    return stream.emitted[-1] if stream.fed > stream.session.committed_len else None

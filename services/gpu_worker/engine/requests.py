@@ -132,6 +132,7 @@ class Admitted:
     queue_ns: int
     restore_ns: int
     end_ns: int
+    reuse: ReuseKind = "exact"  #: "decode": it goes on from what the turn before decoded
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -209,6 +210,7 @@ class DrafterOffReason(StrEnum):
     LOAD = "load"  #: too much runs and waits: batching brings more (the spec gate)
     ACCEPTANCE = "acceptance"  #: too few drafts stood (the floor)
     CONTEXT = "context"  #: the end of the context is near (R-S9)
+    DRAFT_ROWS = "draft_rows"  #: it goes on from a turn that had no drafter: the head's rows are not written
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -252,6 +254,9 @@ class Finished:
     stop_id: int | None
     telemetry: SpecTelemetry
     end_ns: int
+    reuse: ReuseKind = (
+        "exact"  #: "decode": its prefix holds decode-made rows, so a cold run may say other tokens (C1.3)
+    )
 
 
 Event: TypeAlias = (

@@ -20,6 +20,7 @@ from services.gpu_worker.engine.requests import (
     Parked,
     Primed,
     PromptScored,
+    ReuseKind,
     SpecTelemetry,
 )
 from services.gpu_worker.engine.sessions.base import Session
@@ -42,6 +43,7 @@ class Past:
     told: SpecTelemetry
     retries: int
     cached_tokens: int  #: of the first admission (R-Q12)
+    reuse: ReuseKind = "exact"  #: what the tokens so far went on from
     preempted: int = 0  #: times that it gave way
     scored: int = 0  #: prompt tokens whose log probabilities were told
     capture_disabled: bool = False  #: a launch of it did not fit (R-S8)
@@ -86,6 +88,7 @@ class Waiting:
             detail=ending.detail,
             prompt_tokens=len(self.request.tokens),
             cached_tokens=self.past.cached_tokens if self.past else 0,
+            reuse=self.past.reuse if self.past else "exact",
             completion_tokens=len(self.request.emitted),
             stop_id=None,
             telemetry=self.telemetry,
@@ -142,6 +145,12 @@ class Stream:
         return self.past.cached_tokens if self.past else self.session.sequence.cached_prefix_tokens
 
     @property
+    def reuse(self) -> ReuseKind:
+        """Whether decode-made rows of another turn are below what it says, now or in an earlier life."""
+        earlier = self.past is not None and self.past.reuse == "decode"
+        return "decode" if earlier or self.session.sequence.from_decode else "exact"
+
+    @property
     def speculating(self) -> bool:
         """Whether it decodes with a drafter."""
         return self.session.primed and isinstance(self.session, SpecSession) and not self.session.demoted
@@ -186,6 +195,7 @@ class Stream:
             told=self.told,
             retries=self.retries,
             cached_tokens=self.cached_tokens,
+            reuse=self.reuse,
             preempted=(self.past.preempted if self.past else 0) + self.preempted,
             scored=self.scored,
             capture_disabled=self.aside or self.session.capture_disabled,
@@ -290,6 +300,7 @@ class Stream:
             detail=ending.detail,
             prompt_tokens=len(self.request.tokens),
             cached_tokens=self.cached_tokens,
+            reuse=self.reuse,
             completion_tokens=len(self.emitted) + (ending.reason is FinishReason.STOP),
             stop_id=ending.stop_id,
             telemetry=self.session.telemetry(),

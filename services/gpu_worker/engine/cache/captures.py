@@ -81,6 +81,8 @@ class Captures:
         depth = position // BLOCK_ROWS
         if position % BLOCK_ROWS or not 0 < depth <= len(request.chain) or position != sequence.seq_len:
             raise self._failed(f"position {position} is no boundary of this sequence at {sequence.seq_len}")
+        if sequence.from_decode or position > sequence.kv_valid_tokens:
+            raise self._failed(f"rows below {position} are not all written by prefill")
         if self.has_state(request, position):
             return None
         chain = request.chain[:depth]

@@ -58,6 +58,7 @@ class DecodedState:
     proposer: ProposerState | None  #: null = the draft plane's rows were not written
     from_decode: bool  #: the sequence itself went on from decode-made rows
     role: Role
+    labels: tuple[str, ...] = ()  #: of a parked one: its conversation, if the caller named it
     alive: bool = True  #: False once it was dropped
 
     @property
@@ -105,7 +106,13 @@ class DecodedStates:
     # -- keep and drop ------------------------------------------------------------------------------------------
 
     def keep(
-        self, sequence: SequenceState, *, root: bytes, last_hidden: Tensor, role: Role
+        self,
+        sequence: SequenceState,
+        *,
+        root: bytes,
+        last_hidden: Tensor,
+        role: Role,
+        labels: tuple[str, ...] = (),
     ) -> DecodedState | None:
         """Keep a sequence as it stands, whose slot must be settled. Null, and nothing taken, without a free snapshot or
         when the limit is reached by what is no less worth keeping."""
@@ -126,6 +133,7 @@ class DecodedStates:
             proposer=sequence.proposer_state,
             from_decode=sequence.from_decode,
             role=role,
+            labels=labels,
         )
         self._held.append(decoded)
         self.kept += 1
@@ -164,6 +172,13 @@ class DecodedStates:
             self._snapshots.release(decoded.state.snapshot)
         else:
             self._tier.drop(decoded.state)
+
+    def replace(self, newer: DecodedState) -> None:
+        """Parked turns before `newer` of the same conversation go: it holds their tokens and more."""
+        for older in self.parked:
+            alike = (older.root, older.labels) == (newer.root, newer.labels)
+            if alike and older is not newer and older.tokens == newer.tokens[: older.position]:
+                self.drop(older)
 
     # -- find and restore ---------------------------------------------------------------------------------------
 
@@ -234,6 +249,8 @@ class DecodedStates:
         sequence.go_on_from(decoded.tokens, rows)
         sequence.proposer_state = decoded.proposer
         sequence.from_decode = decoded.from_decode or decoded.role is Role.PARKED
+        if decoded.role is Role.PARKED:
+            sequence.marconi_skip_to = sequence.cached_prefix_tokens = decoded.position
         self._states.restore(decoded.state.snapshot, sequence.ssm_slot_idx())
         self._held.remove(decoded)
         self._held.append(decoded)

@@ -50,11 +50,11 @@ class Session(PromptSide):
         super().__init__(
             request,
             sequence,
+            shape,
             last_hidden=last_hidden if last_hidden is not None else torch.zeros(shape.hidden),
             capture_disabled=capture_disabled,
             counters=counters or SessionCounters(),
         )
-        self.shape = shape
         self.cache_max_ctx = shape.cache_max_ctx
         self.graphs = GraphFallback(premarked=capture_disabled)
         self.completion = Completion(request, shape.vocab)
@@ -113,7 +113,7 @@ class Session(PromptSide):
 
     def decide_next(self, logits: Row) -> None:
         """Pick the token after the committed rows from the last row [V]; it waits, not emitted."""
-        token = self.picker.pick(logits, self.committed_len)
+        token = self.completion.decide(self.picker.pick(logits, self.committed_len))
         self.next_pred = token
         self.next_logprob = self._logprob(logits, token)
 
@@ -138,6 +138,26 @@ class Session(PromptSide):
         self.chunks = other.chunks
         self._checkpoint = other._checkpoint
         self.next_pred, self.next_logprob = token, logprob
+
+    def flushed(self, row: Row, hidden: Tensor) -> None:
+        """A single-row pass committed the pending token: `row` [V] decides the next one, `hidden` [H] is the row's.
+
+        Raises EngineFault when the row cannot be picked from.
+        """
+        if self.pending_tok is None:
+            raise EngineFault("a flush needs a pending token")
+        self.sequence.commit([self.pending_tok])
+        self.pending_tok = None
+        self.last_hidden = hidden.clone()
+        self.counters.round(0, 0)
+        self.decide_next(row)
+
+    def end_of_turn(self, token: int | None) -> None:
+        """The stream is over and its rows are to be kept: `token`, delivered and without a row, is pending again, for
+        `flush_pending` (R-S4)."""
+        self.pending_tok = token
+        if token is not None:
+            self.know([token], self.last_hidden[None])
 
     # -- rounds -------------------------------------------------------------------------------------------------
 
@@ -189,7 +209,7 @@ class Session(PromptSide):
         picks: list[int] = []
         taken, going = 0, True
         for column, row in enumerate(logits):
-            token = self.picker.pick(row, start + column + 1)
+            token = self.completion.decide(self.picker.pick(row, start + column + 1))
             picks.append(token)
             if going:
                 going = self.completion.take(token, self._logprob(row, token))
@@ -205,6 +225,8 @@ class Session(PromptSide):
         self.pending_tok = picks[-1] if going else None
         if going:
             self.know(picks, hidden[: accepted + 1])
+        elif self.request.reuse == "decode":
+            self.know(picks[:-1], hidden[:accepted])
         return accepted + 1
 
     def know(self, tokens: Sequence[int], hiddens: Tensor) -> None:

@@ -27,6 +27,7 @@ class Completion:
         self._stop_ids = request.stop_ids
         self._max_tokens = request.max_tokens
         self._replay = ReplayDrafter(request.emitted)
+        self._journal_stands = request.reuse == "decode"
         self._outbox: list[Emission] = []
 
     @property
@@ -48,6 +49,12 @@ class Completion:
         for token in self._replay.propose(0, count):
             self.tokens += 1
             self.picker.record(token)
+
+    def decide(self, pick: int) -> int:
+        """The next token, given the target's pick: the journalled one, where the rows that the stream went on from may
+        be gone. They cannot be computed again, so what is delivered stands (C1.7)."""
+        expected = self._replay.expected(self.tokens) if self._journal_stands else None
+        return pick if expected is None else expected
 
     def take(self, token: int, logprob: TokenLogprob | None) -> bool:
         """Count a decided token and emit it. The earliest event in token order ends the stream: a stop id before the

@@ -34,8 +34,9 @@ class FlushForward(Protocol):
     def logits(self, hidden: Tensor) -> Tensor: ...
 
 
-def flush_pending(sessions: Sequence[SpecSession], runner: FlushForward) -> None:
-    """Bring every session with a pending token to a hand-off: nothing pending, `next_pred` set, the fold applied.
+def flush_pending(sessions: Sequence[Session], runner: FlushForward) -> None:
+    """Bring every session with a pending token to a hand-off, or to the end of its turn (R-S4): nothing pending,
+    `next_pred` set, the fold applied.
 
     Raises what the launch raises; a session whose row cannot be picked from ends with the fault, alone.
     """

@@ -8,6 +8,7 @@ from typing import Final
 
 from torch import Tensor
 
+from services.gpu_worker.engine.batch import DraftRows
 from services.gpu_worker.engine.cache.kv_pool import KVPool
 from services.gpu_worker.engine.cache.manager import CacheManager
 from services.gpu_worker.engine.drafters.base import DraftJob
@@ -16,12 +17,10 @@ from services.gpu_worker.engine.drafters.mtp import MtpDrafter
 from services.gpu_worker.engine.drafters.ngram import NgramDrafter
 from services.gpu_worker.engine.drafters.propose import AnyDrafter
 from services.gpu_worker.engine.requests import DrafterOffReason, GenerateRequest
-from services.gpu_worker.engine.sampling import Row
 from services.gpu_worker.engine.sequence import ProposerState, SequenceState
 from services.gpu_worker.engine.sessions.base import Session
 from services.gpu_worker.engine.sessions.outcome import SessionShape
 from services.gpu_worker.engine.sessions.telemetry import SessionCounters
-from shared.errors import EngineFault
 
 CONTEXT_GUARD: Final = 3
 """Rows kept clear of the context's end beyond the committed rows and K drafts (R-S9)."""
@@ -95,19 +94,6 @@ class SpecSession(Session):
         does not have (R-S15)."""
         return not self.has_pending and self.next_pred is not None and not self.tainted
 
-    def flushed(self, row: Row, hidden: Tensor) -> None:
-        """A single-row pass committed the pending token: `row` [V] decides the next one, `hidden` [H] is the row's.
-
-        Raises EngineFault when the row cannot be picked from.
-        """
-        if self.pending_tok is None:
-            raise EngineFault("a flush needs a pending token")
-        self.sequence.commit([self.pending_tok])
-        self.pending_tok = None
-        self.last_hidden = hidden.clone()
-        self.counters.round(0, 0)
-        self.decide_next(row)
-
     def into_demoted(self) -> tuple[SequenceState, int] | None:
         """Give the sequence and the decided token away and drop the drafter; null, and nothing changed, when the
         session is not ready. The session is over afterwards (R-S17)."""
@@ -152,6 +138,16 @@ class SpecSession(Session):
         """Hand certain tokens to the drafter."""
         if self.drafter is not None:
             self.drafter.observe(self.sctr - len(tokens), tokens, hiddens)
+
+    def know_prompt(self, tokens: Sequence[int], hiddens: Tensor) -> None:
+        """A head writes draft rows of what prefill does not; an index has the prompt already."""
+        if isinstance(self.drafter, MtpDrafter):
+            self.drafter.observe(self.committed_len - len(tokens), tokens, hiddens)
+
+    def take_draft_rows(self) -> DraftRows | None:
+        if isinstance(self.drafter, MtpDrafter) and self.drafter.backlog:
+            return self.drafter.take(self.sequence.block_table)
+        return None
 
     def _turn_off(self, reason: DrafterOffReason) -> None:
         if self.drafter is not None:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import torch
 from torch import Tensor
 
-from services.gpu_worker.engine.batch import PrefillChunk
+from services.gpu_worker.engine.batch import DraftRows, PrefillChunk, VerifyRows
 from services.gpu_worker.engine.cache.captures import CaptureFailed
 from services.gpu_worker.engine.cache.entry import Capture
 from services.gpu_worker.engine.cache.manager import CacheManager
@@ -17,7 +18,7 @@ from services.gpu_worker.engine.config import BLOCK_ROWS
 from services.gpu_worker.engine.requests import GenerateRequest
 from services.gpu_worker.engine.sampling import token_logprob
 from services.gpu_worker.engine.sequence import SequenceState
-from services.gpu_worker.engine.sessions.outcome import Checkpoint, Decline, DeclineReason
+from services.gpu_worker.engine.sessions.outcome import Checkpoint, Decline, DeclineReason, SessionShape
 from services.gpu_worker.engine.sessions.telemetry import SessionCounters
 from shared.errors import EngineFault
 
@@ -29,6 +30,7 @@ class PromptSide:
         self,
         request: GenerateRequest,
         sequence: SequenceState,
+        shape: SessionShape,
         *,
         last_hidden: Tensor,
         capture_disabled: bool,
@@ -37,6 +39,7 @@ class PromptSide:
         """`last_hidden` [H] belongs to the row before the first one to prime, zeros when there is none."""
         self.request = request
         self.sequence = sequence
+        self.shape = shape
         sequence.collect_prompt_logprobs = request.prompt_logprobs
         self.last_hidden = last_hidden
         self.capture_disabled = capture_disabled
@@ -102,6 +105,39 @@ class PromptSide:
         self._keep_checkpoint(cache)
         return self.last_hidden[None]
 
+    @property
+    def append_width(self) -> int:
+        """Prompt rows up to the next grid position, of a turn that goes on from decode-made rows; 0 on the grid."""
+        off = self.sequence.from_decode and self.committed_len % BLOCK_ROWS
+        return min(BLOCK_ROWS - off, self.prime_left) if off else 0
+
+    def append_launch(self) -> VerifyRows:
+        """The next of them, as columns of one verify."""
+        self.sequence.begin_prompt(len(self.request.tokens))
+        self._cuts = []
+        start = self.committed_len
+        return VerifyRows(
+            slot=self.sequence.ssm_slot_idx(),
+            start=start,
+            tokens=self.request.tokens[start : start + min(self.append_width, self.shape.max_verify)],
+            block_table=self.sequence.block_table,
+        )
+
+    def appended(self, rows: VerifyRows, hidden: Tensor) -> None:
+        """Commit such a launch's rows (`hidden` [n, H])."""
+        before = torch.cat([self.last_hidden[None], hidden[:-1]])
+        self.sequence.commit(list(rows.tokens))
+        self.last_hidden = hidden[-1].clone()
+        self.chunks += 1
+        self.know_prompt(rows.tokens, before)
+
+    def know_prompt(self, tokens: Sequence[int], hiddens: Tensor) -> None:
+        """Prompt rows that no prefill made; `hiddens` [n, H] of the rows before them. For drafters."""
+
+    def take_draft_rows(self) -> DraftRows | None:
+        """Draft rows that wait; null without a head."""
+        return None
+
     def resume_prompt(self, cache: CacheManager) -> None:
         """All prompt rows are there, and rows beyond them: nothing is left to prime."""
         self.sequence.begin_prompt(len(self.request.tokens))
@@ -144,8 +180,9 @@ class PromptSide:
         """The session is about to give way in mid prime: keep the rows that it has, so that it need not compute them
         again (FR-19). Off the grid, or before anything new, there is nothing to keep."""
         here = self.committed_len
+        kept = self.request.use_cache and not (self.capture_disabled or self.sequence.from_decode)
         fresh = here > self.sequence.cached_prefix_tokens and here % BLOCK_ROWS == 0
-        if self.primed or not fresh or not self.request.use_cache or self.capture_disabled:
+        if self.primed or not fresh or not kept:
             return
         try:
             capture = cache.capture(self.request, self.sequence, here, self.last_hidden)
@@ -170,7 +207,7 @@ class PromptSide:
             )
 
     def _plan_cuts(self, cache: CacheManager) -> list[int]:
-        if not self.request.use_cache or self.capture_disabled:
+        if not self.request.use_cache or self.capture_disabled or self.sequence.from_decode:
             return []
         return cache.boundaries(
             self.request, self.committed_len, self.capture_at, self._checkpoint_position()
