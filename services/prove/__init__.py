@@ -6,8 +6,8 @@
     stage     runs cells, alone or in company                             compare   ids, log probabilities, endings, cache bytes
     plants    what the prefix cache holds before a cell                   ways      what happens to a cell while it runs
     scene     a cell about to run                                         script    the engine's fault hooks, told what to do
-    families  claims that are no value of an axis, by trials of their own report    table, evidence object
-    command   the command line
+    families  claims that are no value of an axis, by their own trials    report    table, evidence object
+    shards    the parts of a run, each in a process                       command   the command line
 
 To add something to be shown:
 

@@ -18,8 +18,8 @@ CANDIDATES: Final = 12
 TINY: Final = "tiny"
 """The cheapest model bears the largest sets."""
 
-VARIED: Final = ("drafter", "burst", "company", "cache", "way")
-"""Axes whose whole product `every` runs."""
+VARIED: Final = ("drafter", "burst", "cache", "way")
+"""Axes whose whole product `every` runs, alone or in company by turns."""
 
 Pair = frozenset[tuple[str, str]]
 Fits = Callable[[Mapping[str, str]], bool]

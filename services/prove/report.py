@@ -64,6 +64,21 @@ class Tally:
         self._judged(outcome.verdict)
         self._by((FAMILY, outcome.family), outcome.verdict)
 
+    def merge(self, other: Tally) -> None:
+        """Add what another part of the same run counted."""
+        self.cells += other.cells
+        self.trials += other.trials
+        self.accepted += other.accepted
+        self.rejected += other.rejected
+        self.restored += other.restored
+        self.told.extend(other.told[: MOST_TOLD - len(self.told)])
+        self.compared += other.compared
+        self.difference_kinds += other.difference_kinds
+        self.happened += other.happened
+        self._cells_by += other._cells_by
+        self._compared_by += other._compared_by
+        self._differences_by += other._differences_by
+
     def _judged(self, verdict: Verdict) -> None:
         self.compared.update(verdict.compared)
         self.difference_kinds.update(difference.kind for difference in verdict.differences)
