@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from importlib import metadata
 from typing import Final
 
 import torch
@@ -46,6 +47,21 @@ class Placement:
     def dtype_name(self) -> str:
         """For fingerprints and tables."""
         return str(self.dtype).removeprefix("torch.")
+
+    def identity(self) -> dict[str, str]:
+        """What the bits depend on beyond the model, for the fingerprint."""
+        kind = {"dtype": self.dtype_name, "backend": "card" if self.on_card else "cpu-torch-twin"}
+        if not self.graphs:
+            return kind | {"instruction_set": torch.backends.cpu.get_cpu_capability()}
+        name, capability = (
+            torch.cuda.get_device_name(self.device),
+            torch.cuda.get_device_capability(self.device),
+        )
+        return kind | {
+            "card": f"{name} sm_{capability[0]}{capability[1]}",
+            "cuda": str(torch.version.cuda),
+            "triton": metadata.version("triton"),
+        }
 
     def matrix(self, weight: Tensor) -> Tensor:
         """A weight of a product or an embedding table, in the activations' type."""
