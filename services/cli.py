@@ -120,10 +120,16 @@ def prove(
     ] = False,
     seed: Annotated[int, typer.Option(help="Which cells of a covering set, and who comes when.")] = 1,
     json_file: Annotated[Path | None, typer.Option("--json", help="Also write the result here.")] = None,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    dtype: Annotated[
+        str | None, typer.Option(help="On a card: bfloat16 (the default there) or float32.")
+    ] = None,
 ) -> None:
     """Show that one request has one stream: whatever the drafter, the company, the cache and the cuts."""
     raise SystemExit(
-        load("services.prove.command", EVERYTHING).main(everything=full, seed=seed, json_file=json_file)
+        load("services.prove.command", EVERYTHING).main(
+            everything=full, seed=seed, json_file=json_file, device=device, dtype=dtype
+        )
     )
 
 

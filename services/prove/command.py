@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -11,6 +12,7 @@ from rich.console import Console
 
 from services.prove.cover import full, quick
 from services.prove.evidence import evidence, write
+from services.prove.models import DEVICE, DTYPE
 from services.prove.shards import cut, run
 from shared.clock import SYSTEM
 from shared.errors import BurstlineError
@@ -20,8 +22,18 @@ FULL_SHARDS: Final = 6
 """Of even cost, so that two or three processors are busy to the end."""
 
 
-def main(*, everything: bool, seed: int, json_file: Path | None) -> int:
+def main(
+    *,
+    everything: bool,
+    seed: int,
+    json_file: Path | None,
+    device: str = "cpu",
+    dtype: str | None = None,
+) -> int:
     """Returns 0 when every bar holds, 1 when one does not, 2 when it could not measure."""
+    os.environ[DEVICE] = device
+    if dtype is not None:
+        os.environ[DTYPE] = dtype
     console, began = Console(), SYSTEM.monotonic_ns()
     try:
         cells = full(seed) if everything else quick(seed)
@@ -44,5 +56,6 @@ def main(*, everything: bool, seed: int, json_file: Path | None) -> int:
             console.print(f"NOT AS PROMISED: {bar.name} is {bar.value:g} {bar.unit}, limit {bar.limit:g}")
     if json_file is not None:
         name = f"prove --{'full' if everything else 'quick'} --seed {seed}"
+        name += "" if device == "cpu" else f" --device {device} --dtype {dtype or 'bfloat16'}"
         write(json_file, evidence(name, {**tally.results(), "seconds": round(seconds, 1)}, bars))
     return 0 if all(bar.holds for bar in bars) else 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -12,7 +13,11 @@ from typing import Final
 from services.gpu_worker.engine.config import FULL, LINEAR, ModelDims
 from services.gpu_worker.engine.models.loader import LoadedModel, load_model
 from services.gpu_worker.engine.models.random import TINY, write_random_model
+from services.gpu_worker.engine.placement import Placement, place
 from shared.config import POCKET
+
+DEVICE, DTYPE = "BURSTLINE_PROVE_DEVICE", "BURSTLINE_PROVE_DTYPE"
+"""Where the models are loaded and in which type; variables, so that the processes of a run agree."""
 
 RANDOM_SEED: Final = 11
 VOCAB: Final = 4096
@@ -33,13 +38,19 @@ def smallest() -> LoadedModel:
 
 def _random(dims: ModelDims) -> LoadedModel:
     with tempfile.TemporaryDirectory() as folder:
-        return load_model(write_random_model(Path(folder) / "model", dims, seed=RANDOM_SEED))
+        return load_model(
+            write_random_model(Path(folder) / "model", dims, seed=RANDOM_SEED), placement=_placement()
+        )
+
+
+def _placement() -> Placement:
+    return place(os.environ.get(DEVICE, "cpu"), os.environ.get(DTYPE))
 
 
 @cache
 def pocket() -> LoadedModel:
     """The model that ships. Raises EngineFault when its folder is not whole."""
-    return load_model(POCKET)
+    return load_model(POCKET, placement=_placement())
 
 
 MODELS: Final[Mapping[str, Callable[[], LoadedModel]]] = {"tiny": tiny, "pocket": pocket}
