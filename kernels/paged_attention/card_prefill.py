@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.paged_attention.card_splits import LOG2E, precision
+from kernels.paged_attention.card_pages import LOG2E, pages, precision
 from kernels.paged_attention.plan import CardAttention
 from kernels.tiles import ROWS
 
@@ -67,9 +67,9 @@ def _prefill_kernel(
     acc = tl.zeros([TILE, BLOCK_D], tl.float32)
     for page in range(first_key // PAGE, last_key // PAGE + 1):
         key = page * PAGE + p
-        block = tl.load(tables + sequence * table_row + page).to(tl.int64)
-        at = (block * KV_HEADS + kv_head) * (PAGE * D) + p[:, None] * D + d[None, :]
-        k = tl.load(keys + at, mask=in_d[None, :], other=0.0)
+        block = tl.load(tables + sequence * table_row + page)
+        at = (block * KV_HEADS + kv_head) * PAGE
+        k = keys.load([at, 0])
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
         seen = (key[None, :] <= position) & (key[None, :] > lowest)
         scores = tl.where(seen, scores, -float("inf"))
@@ -78,8 +78,7 @@ def _prefill_kernel(
         weights = tl.exp2((scores - finite[:, None]) * LOG2E)
         shrink = tl.exp2((peak - finite) * LOG2E)
         total = total * shrink + tl.sum(weights, axis=1)
-        known = (key <= last_key) & (key >= first_key)
-        v = tl.load(values + at, mask=known[:, None] & in_d[None, :], other=0.0)
+        v = values.load([at, 0])
         acc = tl.dot(weights.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
         peak = higher
     result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
@@ -98,8 +97,8 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, card: CardAttention, gat
     tile = _TILE if query.dtype == torch.bfloat16 else ROWS
     _prefill_kernel[(triton.cdiv(card.columns, tile), heads, card.starts.shape[0])](
         query,
-        keys,
-        values,
+        pages(keys),
+        pages(values),
         query if gate is None else gate,
         out,
         card.block_tables,

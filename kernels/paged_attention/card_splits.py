@@ -13,13 +13,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.paged_attention.card_pages import LOG2E, pages, precision
 from kernels.paged_attention.plan import SPLIT_ROWS, CardAttention
 from kernels.tiles import ROWS
 
 _TILE = 64
 """Rows of a query tile: columns x heads of the group, as many whole columns as fit."""
-
-LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit(do_not_specialize=["columns", "table_row", "splits", "window"])
@@ -74,9 +73,9 @@ def _split_kernel(
     to_page = (tl.minimum(last_key - base, SPLIT - 1)) // PAGE + 1
     for page in range(from_page, to_page):
         key = base + page * PAGE + p
-        block = tl.load(tables + sequence * table_row + base // PAGE + page).to(tl.int64)
-        at = (block * KV_HEADS + kv_head) * (PAGE * D) + p[:, None] * D + d[None, :]
-        k = tl.load(keys + at, mask=in_d[None, :], other=0.0)
+        block = tl.load(tables + sequence * table_row + base // PAGE + page)
+        at = (block * KV_HEADS + kv_head) * PAGE
+        k = keys.load([at, 0])
         seen = (key[None, :] <= position) & (key[None, :] > lowest)
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
         scores = tl.where(seen, scores, -float("inf"))
@@ -85,9 +84,7 @@ def _split_kernel(
         weights = tl.exp2((scores - finite[:, None]) * LOG2E)
         shrink = tl.exp2((peak - finite) * LOG2E)
         total = total * shrink + tl.sum(weights, axis=1)
-        # Keys that no row of the tile sees may never have been written: 0 x NaN is NaN, so they are not read.
-        known = (key <= last_key) & (key >= first_key)
-        v = tl.load(values + at, mask=known[:, None] & in_d[None, :], other=0.0)
+        v = values.load([at, 0])
         acc = tl.dot(weights.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
         peak = higher
     at = row * splits + split
@@ -158,8 +155,8 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, card: CardAttention, gat
     tiles = triton.cdiv(card.columns, _TILE // group)
     _split_kernel[(splits, kv_heads * tiles, sequences)](
         query,
-        keys,
-        values,
+        pages(keys),
+        pages(values),
         scalars[0],
         scalars[1],
         parts,
@@ -178,7 +175,7 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, card: CardAttention, gat
         PAGE=ROWS,
         SPLIT=SPLIT_ROWS,
         PRECISION=precision(query),
-        num_warps=4,
+        num_warps=8,
         num_stages=2,
     )
     out = torch.empty_like(query)
@@ -202,8 +199,3 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, card: CardAttention, gat
         num_warps=1,
     )
     return out
-
-
-def precision(x: Tensor) -> str:
-    """How float32 operands of a product are taken; bfloat16 ones are as they are."""
-    return "tf32" if x.dtype == torch.bfloat16 else "ieee"

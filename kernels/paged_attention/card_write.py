@@ -51,6 +51,10 @@ def _write_kernel(
     if head >= HEADS + KV_HEADS:
         x = tl.load(source + (HEADS + head) * D + d, mask=inside, other=0.0)
         tl.store(values + page + d, x, mask=inside)
+        # Attention reads whole pages: behind the last row they hold zeros, whatever was there before.
+        rest = tl.where(t == tl.load(counts + sequence) - 1, PAGE - 1 - position % PAGE, 0)
+        for r in range(1, rest + 1):
+            tl.store(values + page + r * D + d, tl.zeros([BLOCK_D], values.dtype.element_ty), mask=inside)
         return
     x = tl.load(source + head * D + d, mask=inside, other=0.0).to(tl.float32)
     factor = tl.rsqrt(tl.sum(x * x) / D + eps)

@@ -14,7 +14,7 @@ BLOCKS, ROWS = 24, 64
 
 
 class Pages:
-    """Two sequences with scattered blocks in a poisoned plane, written up to `length` and no further."""
+    """Two sequences with scattered blocks in a poisoned plane, written up to `length` as a launch leaves it."""
 
     def __init__(self, length: int, heads: int, kv_heads: int, width: int) -> None:
         generator = torch.Generator().manual_seed(length * 7 + width)
@@ -31,6 +31,8 @@ class Pages:
                 for position in range(length):
                     block = self.tables[sequence, position // ROWS]
                     pool[block, :, position % ROWS] = part[sequence, position]
+        if length % ROWS:
+            self.values[self.tables[:, length // ROWS], :, length % ROWS :] = 0.0
 
     def dense(self, sequence: int, position: int, window: int = 0) -> Tensor:
         """Float64, gated: [heads, d]."""
@@ -149,13 +151,19 @@ def test_write(heads: int, kv_heads: int, width: int, half: int) -> None:
         columns=columns,
         max_splits=1,
     )
-    real = torch.tensor([0, 1, 2, 3])
     where = [(int(tables[s, p // ROWS]), p % ROWS) for s, p in ((0, 62), (0, 63), (0, 64), (1, 0))]
     targets = torch.tensor([(b * kv_heads + h) * ROWS + r for b, r in where for h in range(kv_heads)])
-    plan = WritePlan(cos_sin, targets, real, card)
-    pools = [[torch.full((4, kv_heads, ROWS, width), 7.0) for _ in range(2)] for _ in range(2)]
-    expected = reference.qk_norm_rope_write(y, scale, *pools[0], plan, 1e-6)
-    query = device.qk_norm_rope_write(y, scale, *pools[1], plan, 1e-6)
+    plan = WritePlan(cos_sin, targets, torch.tensor([0, 1, 2, 3]), card)
+    expected_pools, pools = (
+        [torch.full((4, kv_heads, ROWS, width), 7.0) for _ in range(2)] for _ in range(2)
+    )
+    expected = reference.qk_norm_rope_write(y, scale, *expected_pools, plan, 1e-6)
+    query = device.qk_norm_rope_write(y, scale, *pools, plan, 1e-6)
     torch.testing.assert_close(query[:4], expected[:4], rtol=1e-5, atol=1e-6)
-    for one, other in zip(*pools, strict=True):
+    for block, first in (
+        (1, 1),
+        (0, 1),
+    ):  # behind the last row of either sequence the page's values are zeros
+        expected_pools[1][block, :, first:] = 0.0
+    for one, other in zip(expected_pools, pools, strict=True):
         torch.testing.assert_close(other, one, rtol=1e-5, atol=1e-6)
