@@ -13,7 +13,9 @@ from torch import Tensor
 from services.gpu_worker.engine.models.tensors import Shapes
 from shared.errors import EngineFault
 
-_PREFIX = "model.language_model."
+_PREFIXES = {"model.language_model.": "model.", "language_model.": ""}
+"""Of the text model in vision-language checkpoints, today's and older ones -> what stands there without."""
+
 _FLOATS = {torch.float32, torch.bfloat16, torch.float16}
 
 
@@ -21,7 +23,7 @@ class Checkpoint:
     """The tensors of a folder under their text-model names. Raises `EngineFault` when there are none."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
         self._stored = {_plain(name): (name, file) for name, file in _index(folder).items()}
 
     def __contains__(self, name: str) -> bool:
@@ -38,19 +40,17 @@ class Checkpoint:
         """
         missing = sorted(set(shapes) - set(self._stored))
         if missing:
-            raise EngineFault(
-                f"{self._folder}: {len(missing)} tensors are missing, the first is {missing[0]}"
-            )
+            raise EngineFault(f"{self.folder}: {len(missing)} tensors are missing, the first is {missing[0]}")
         content, weights = hashlib.sha256(), {}
         for file in sorted({self._stored[name][1] for name in shapes}):
             try:
-                with safe_open(self._folder / file, framework="pt") as opened:
+                with safe_open(self.folder / file, framework="pt") as opened:
                     for name in (name for name in shapes if self._stored[name][1] == file):
                         weights[name] = self._read(
                             opened.get_tensor(self._stored[name][0]), name, shapes[name], file
                         )
             except (SafetensorError, OSError) as error:
-                raise EngineFault(f"{self._folder / file}: not readable as safetensors: {error}") from error
+                raise EngineFault(f"{self.folder / file}: not readable as safetensors: {error}") from error
         for name in sorted(shapes):
             tensor = weights[name]
             content.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)}:".encode())
@@ -60,11 +60,11 @@ class Checkpoint:
     def _read(self, tensor: Tensor, name: str, shape: tuple[int, ...], file: str) -> Tensor:
         if tuple(tensor.shape) != shape:
             raise EngineFault(
-                f"{self._folder / file}: tensor {name} has shape {tuple(tensor.shape)}, expected {shape}"
+                f"{self.folder / file}: tensor {name} has shape {tuple(tensor.shape)}, expected {shape}"
             )
         if tensor.dtype not in _FLOATS:
             raise EngineFault(
-                f"{self._folder / file}: tensor {name} is {tensor.dtype}, expected a 16- or 32-bit float"
+                f"{self.folder / file}: tensor {name} is {tensor.dtype}, expected a 16- or 32-bit float"
             )
         return tensor
 
@@ -81,7 +81,10 @@ def read_json(path: Path) -> dict[str, object]:
 
 
 def _plain(name: str) -> str:
-    return "model." + name.removeprefix(_PREFIX) if name.startswith(_PREFIX) else name
+    for prefix, plain in _PREFIXES.items():
+        if name.startswith(prefix):
+            return plain + name.removeprefix(prefix)
+    return name
 
 
 def _index(folder: Path) -> dict[str, str]:

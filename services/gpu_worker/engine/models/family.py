@@ -9,6 +9,7 @@ from torch import Tensor
 from kernels import matmul
 from services.gpu_worker.engine.config import ModelDims
 from services.gpu_worker.engine.layers.steps import AttentionStep, Step
+from services.gpu_worker.engine.placement import Placement
 
 
 class DraftHead(Protocol):
@@ -36,6 +37,11 @@ class Model(Protocol):
     @property
     def local_rope(self) -> Tensor | None:
         """The same of the sliding layers; null when there are none."""
+        ...
+
+    @property
+    def placement(self) -> Placement:
+        """Where it lives."""
         ...
 
     @property

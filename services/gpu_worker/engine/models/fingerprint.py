@@ -24,7 +24,7 @@ def numerics_fingerprint(loaded: LoadedModel, config: EngineConfig) -> str:
     """
     parts = {
         "weights": loaded.weights_digest,
-        "config": asdict(loaded.dims),
+        "config": asdict(loaded.dims) | loaded.traits,
         "dtype": "float32",
         "backend": BACKEND,
         "instruction_set": torch.backends.cpu.get_cpu_capability(),

@@ -128,7 +128,7 @@ def test_wrong_tensors_are_named(folder: Path, change: Any, message: str) -> Non
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model_type": "llama"}, "model_type 'llama'"),
+        ({"model_type": "mamba"}, "model_type 'mamba'"),
         ({"hidden_size": None}, "hidden_size must be a positive integer"),
         ({"layer_types": ["full_attention"]}, "layer_types must hold 4"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),

@@ -1,0 +1,95 @@
+"""Which family reads a folder, by the `model_type` of its config. A new family is one more line here.
+
+A family answers a blueprint: the dimensions, the tensors that it needs, and how a model is built from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from torch import Tensor
+
+from kernels import matmul
+from services.gpu_worker.engine.config import ModelDims
+from services.gpu_worker.engine.models.checkpoint import Checkpoint
+from services.gpu_worker.engine.models.dense import DenseModel, dense_products, dense_shapes
+from services.gpu_worker.engine.models.dense_config import read_dense
+from services.gpu_worker.engine.models.family import Model
+from services.gpu_worker.engine.models.hybrid import HybridModel, matmul_shapes
+from services.gpu_worker.engine.models.tensors import Shapes, checkpoint_shapes
+from services.gpu_worker.engine.placement import Placement
+from shared.errors import EngineFault
+
+Build = Callable[[Mapping[str, Tensor], matmul.Recipe, Placement], Model]
+"""(weights by name, the products' recipe, where they go) -> a model."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Blueprint:
+    """What a folder's config and tensor names say, before a weight is read."""
+
+    dims: ModelDims
+    tensors: Shapes
+    products: set[tuple[int, int]]
+    """(N, K) of every packed product, for the matmul self-test."""
+    build: Build
+    traits: dict[str, object] = field(default_factory=dict)
+    """What the family computes beyond the dimensions, for the fingerprint."""
+
+
+Family = Callable[[Mapping[str, Any], Checkpoint], Blueprint]
+"""Raises `EngineFault` naming the field or tensor that is wrong."""
+
+
+def _hybrid(config: Mapping[str, Any], checkpoint: Checkpoint) -> Blueprint:
+    dims = ModelDims.from_hf(config, has_mtp=_has_mtp(checkpoint))
+    return Blueprint(
+        dims=dims,
+        tensors=checkpoint_shapes(dims),
+        products=matmul_shapes(dims),
+        build=partial(HybridModel, dims),
+    )
+
+
+def _dense(config: Mapping[str, Any], checkpoint: Checkpoint) -> Blueprint:
+    dims, traits = read_dense(config)
+    return Blueprint(
+        dims=dims,
+        tensors=dense_shapes(dims, traits),
+        products=dense_products(dims),
+        build=partial(DenseModel, dims, traits),
+        traits=asdict(traits),
+    )
+
+
+FAMILIES: Final[Mapping[str, Family]] = {
+    "qwen3_5": _hybrid,
+    "qwen3_5_text": _hybrid,
+    "gemma3": _dense,
+    "gemma3_text": _dense,
+    "llama": _dense,
+    "mistral": _dense,
+    "qwen3": _dense,
+}
+
+
+def blueprint(folder: Path, config: Mapping[str, Any], checkpoint: Checkpoint) -> Blueprint:
+    """Raises `EngineFault` for a family that nobody reads, and what the family raises."""
+    family = FAMILIES.get(str(config.get("model_type")))
+    if family is None:
+        raise EngineFault(f"{folder}: model_type {config.get('model_type')!r} is none of {sorted(FAMILIES)}")
+    return family(config, checkpoint)
+
+
+def _has_mtp(checkpoint: Checkpoint) -> bool:
+    names = [name for name in checkpoint.names() if name.startswith("mtp.")]
+    deeper = sorted(
+        name for name in names if name.startswith("mtp.layers.") and not name.startswith("mtp.layers.0.")
+    )
+    if deeper:
+        raise EngineFault(f"{checkpoint.folder}: an MTP head of one layer is expected, found {deeper[0]}")
+    return bool(names)
