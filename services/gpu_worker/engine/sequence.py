@@ -113,7 +113,8 @@ class SequenceState:
         self.prompt_len = length
 
     def hss_window_start(self) -> int:
-        """First logical block that is on the device: no layer here has a window and nothing is swapped out (R-Q25)."""
+        """First logical block of the table that is on the device: nothing is swapped out (R-Q25). The rows of sliding
+        layers are in the slot's ring, which answers for them (`RingPool.block_for`)."""
         return 0
 
     def physical_block_for(self, logical: int) -> int | None:

@@ -237,7 +237,8 @@ class PromptSide:
         return self._checkpoint.key if self._checkpoint else None
 
     def rewind_is_resident(self, cache: CacheManager) -> bool:
-        """Whether the checkpoint's state is still there. Its rows then are too: no layer here has a window (R-S14)."""
+        """Whether the checkpoint's state is still there. Its rows then are too, those of sliding layers as well: a state is
+        kept with the tail of their rows, whatever became of the ring that it was copied from (R-S14)."""
         return self._checkpoint is not None and cache.is_resident(self._checkpoint.key)
 
     def _give_back(self) -> None:
