@@ -121,12 +121,14 @@ class WatchedEngine(Engine):
         public = prompt + session.completion_tokens - 1
         both = self.kv.read_rows(sequence.block_table, 0, min(sequence.seq_len, public))
         states = None if session.tainted else self._states(sequence.ssm_slot_idx())
+        tail = self.ring.tail(sequence.ssm_slot_idx(), min(sequence.seq_len, public))
         return CacheBytes(
             committed=tuple(session.committed[:public]),
             rows=both[:, :trunk].clone(),
             draft=both[:, trunk, :, :prompt].clone() if self.dims.has_mtp else None,
             state=states[0] if states else None,
             window=states[1] if states else None,
+            parts={"window tail": tail} if self.ring.planes else {},
         )
 
     def _states(self, slot: int) -> tuple[Tensor, Tensor]:

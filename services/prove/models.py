@@ -1,4 +1,4 @@
-"""What `prove` asks: the pocket model that ships, and a tiny random one with its vocabulary."""
+"""What `prove` asks: the pocket model that ships, and tiny random ones with its vocabulary, a hybrid and one with windows."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Final
 
 from services.gpu_worker.engine.config import FULL, LINEAR, ModelDims
+from services.gpu_worker.engine.models.dense_config import GEMMA3
 from services.gpu_worker.engine.models.loader import LoadedModel, load_model
 from services.gpu_worker.engine.models.random import TINY, write_random_model
+from services.gpu_worker.engine.models.random_dense import dense_hf_config, write_random_dense
 from services.gpu_worker.engine.placement import Placement, place
 from shared.config import POCKET
 
@@ -53,4 +55,17 @@ def pocket() -> LoadedModel:
     return load_model(POCKET, placement=_placement())
 
 
-MODELS: Final[Mapping[str, Callable[[], LoadedModel]]] = {"tiny": tiny, "pocket": pocket}
+@cache
+def windowed() -> LoadedModel:
+    """Random weights, three sliding layers and a full one, a window of a block and a half. On the CPU wherever the others
+    run, since rings have no kernels on a card."""
+    config = dense_hf_config(GEMMA3, vocab_size=VOCAB)
+    with tempfile.TemporaryDirectory() as folder:
+        return load_model(write_random_dense(Path(folder) / "model", config, seed=RANDOM_SEED))
+
+
+MODELS: Final[Mapping[str, Callable[[], LoadedModel]]] = {
+    "tiny": tiny,
+    "pocket": pocket,
+    "window": windowed,
+}
