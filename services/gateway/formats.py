@@ -108,6 +108,7 @@ class Format(ABC):
             # The token that the prime decides belongs to no verify: each verify gives its accepted drafts and one more.
             "tokens_per_verify": round((accepted + rounds) / rounds, 4) if rounds else None,
             "cache_decision": terminal.cache_decision,
+            "reuse": "decode" if terminal.reuse == "decode" else "exact",
             "exact": terminal.exact,
             "worker": terminal.worker_id,
             "attempt": terminal.attempt,

@@ -24,6 +24,7 @@ from shared.protocol.messages import (
     Identity,
     NamespaceParts,
     Priority,
+    Reuse,
     Sampling,
     Speculation,
     pack_tokens,
@@ -192,13 +193,22 @@ def resolve(fields: GenerationFields, admission: Admission, settings: GatewaySet
             checkpoint_at=prompt.stable,
             capture_at=None,
             labels=_labels(fields),
-            reuse="prefill",
+            reuse=_reuse(fields),
         ),
         speculation=_speculation(fields, crew.leader.speculation),
         priority=admission.priority,
         created_ns=admission.created_ns,
         deadline_ns=admission.deadline_ns,
     )
+
+
+def _reuse(fields: GenerationFields) -> Reuse:
+    """Decode-made rows are gone on from by those alone who ask for it (C1.3)."""
+    if fields.reuse != "decode":
+        return "prefill"
+    if fields.cache is False:
+        raise InvalidRequest("reuse: a request without the cache goes on from nothing", param="reuse")
+    return "decode"
 
 
 def _labels(fields: GenerationFields) -> tuple[str, ...]:

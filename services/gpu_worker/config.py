@@ -51,6 +51,11 @@ class WorkerSettings(Settings):
     spec_floor: float = Field(default=1.1, ge=0)
     """Tokens a verify under which a stream's drafter is turned off."""
     spec_floor_rounds: int = Field(default=64, ge=1)
+    decode_ckpt_blocks: int = Field(default=4, ge=0)
+    """Blocks of 64 rows between two checkpoints of a decoding stream, from which it comes back when it was set aside; 0 =
+    none are taken."""
+    max_decoded: int = Field(default=8, ge=0)
+    """Such checkpoints, and finished turns of `reuse = "decode"`, that are kept: at most, and a quarter of the snapshots."""
 
     max_running: int = Field(default=8, ge=1, le=1024)
     """Requests that are claimed at once; the rest wait in the queue, where another worker may take them."""
@@ -128,4 +133,6 @@ class WorkerSettings(Settings):
             spec_gate=SpecGate(low=self.spec_low, high=self.spec_high),
             floor=self.spec_floor,
             floor_rounds=self.spec_floor_rounds,
+            decode_ckpt_blocks=self.decode_ckpt_blocks,
+            max_decoded=self.max_decoded,
         )

@@ -74,6 +74,7 @@ def engine_requests(
             capture_at=request.cache.capture_at,
             ckpt_at=request.cache.checkpoint_at,
             use_cache=request.cache.enabled,
+            reuse="decode" if request.cache.enabled and request.cache.reuse == "decode" else "exact",
             drafter=request.speculation.drafter,
             speculation_k=drafts,
             top_logprobs=request.top_logprobs,

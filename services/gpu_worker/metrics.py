@@ -8,7 +8,13 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from services.gpu_worker.engine.requests import AffinityCounts, EngineStats, PoolCounts, SpecTelemetry
+from services.gpu_worker.engine.requests import (
+    AffinityCounts,
+    DecodedCounts,
+    EngineStats,
+    PoolCounts,
+    SpecTelemetry,
+)
 from shared.protocol.messages import Terminal
 
 
@@ -53,7 +59,7 @@ class WorkerMetrics:
         )
         self.drafters_off = Counter(
             "burstline_worker_drafters_off",
-            "Streams that lost their drafter, by drafter and reason (load, acceptance, context)",
+            "Streams that lost their drafter, by drafter and reason (load, acceptance, context, draft_rows)",
             ["drafter", "reason"],
             registry=registry,
         )
@@ -132,6 +138,7 @@ class EngineCollector(Collector):
             queue.add_metric([phase], getattr(stats, phase))
         yield queue
         yield from _affinity(stats.affinity)
+        yield from _decoded(stats.decoded)
         yield from _host_tier(stats)
 
 
@@ -148,6 +155,23 @@ def _affinity(counts: AffinityCounts) -> Iterable[Metric]:
     for reason, count in counts.declined:
         prompts.add_metric([f"declined_{reason}"], count)
     yield prompts
+
+
+def _decoded(counts: DecodedCounts) -> Iterable[Metric]:
+    held = GaugeMetricFamily(
+        "burstline_worker_decoded_states",
+        "Decode-made states kept beside the tree: checkpoints of streams, and turns that wait for their next one",
+        labels=["kind"],
+    )
+    held.add_metric(["checkpoint"], counts.held - counts.parked)
+    held.add_metric(["parked"], counts.parked)
+    yield held
+    moves = CounterMetricFamily(
+        "burstline_worker_decoded_state_moves", "Decode-made states by what became of them", labels=["move"]
+    )
+    for move in ("kept", "restored", "dropped"):
+        moves.add_metric([move], getattr(counts, move))
+    yield moves
 
 
 def _host_tier(stats: EngineStats) -> Iterable[Metric]:

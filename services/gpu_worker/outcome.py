@@ -104,6 +104,7 @@ class Outcome:
             _end(choice, self.finished.get(choice), self.cuts.get(choice), emitted[choice])
             for choice in range(self.request.choices)
         )
+        decoded = any(event.reuse == "decode" for event in self.finished.values())
         cached = max((event.cached_tokens for event in self.finished.values()), default=0)
         return Terminal(
             request_id=self.request.request_id,
@@ -118,8 +119,10 @@ class Outcome:
             prompt_tokens=self.prompt_tokens,
             cached_tokens=cached,
             completion_tokens=sum(end.completion_tokens for end in ends),
-            cache_decision=self.cache_decision,
-            exact=True,
+            cache_decision="decode" if decoded else self.cache_decision,
+            reuse="decode" if decoded else "prefill",
+            # A later attempt lets the journal stand where the rows that it went on from may be gone.
+            exact=not decoded and not (self.request.cache.reuse == "decode" and attempt > 1),
             queue_ns=self.timeline.queue_ns,
             prime_ns=self.timeline.prime_ns,
             decode_ns=self.timeline.decode_ns,

@@ -66,13 +66,17 @@ def _admitted(telemetry: Telemetry, parent: Parent, event: Admitted) -> None:
         restore_start,
         {"burstline.choice": event.choice},
     )
-    if event.hit_key is not None:
+    if event.hit_key is not None or event.reuse == "decode":
         telemetry.record(
             "cache.restore",
             parent,
             restore_start,
             event.end_ns,
-            {"burstline.choice": event.choice, "burstline.cached_tokens": event.cached_tokens},
+            {
+                "burstline.choice": event.choice,
+                "burstline.cached_tokens": event.cached_tokens,
+                "burstline.reuse": event.reuse,
+            },
         )
 
 
@@ -87,12 +91,14 @@ def _burst(event: Burst) -> dict[str, int]:
     }
 
 
-def end(terminal: Terminal) -> dict[str, str | int]:
+def end(terminal: Terminal) -> dict[str, str | int | bool]:
     """What the request's own span says at its end."""
     return {
         "burstline.cache_decision": terminal.cache_decision,
         "burstline.prompt_tokens": terminal.prompt_tokens,
         "burstline.cached_tokens": terminal.cached_tokens,
+        "burstline.reuse": terminal.reuse,
+        "burstline.exact": terminal.exact,
         "burstline.completion_tokens": terminal.completion_tokens,
         "burstline.failure": terminal.failure.code if terminal.failure else "",
     }

@@ -20,6 +20,10 @@ Priority = Literal["high", "normal", "low"]
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 
 
+Reuse = Literal["prefill", "decode"]
+"""Prefill-made rows alone (exact), or also what the turn before decoded: opted in, and named in the terminal (C1.3)."""
+
+
 class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of all. `VERSION` goes up with any change of fields or meaning."""
 
@@ -83,7 +87,7 @@ class CachePlan(Part, frozen=True, kw_only=True):
     checkpoint_at: int | None  # end of the stable part, before the generation header; None = prompt end
     capture_at: int | None  # a shared prefix worth cutting
     labels: tuple[str, ...]  # digests of session id, cache key, user, in this order: nominate, never decide
-    reuse: Literal["prefill"]  # only prefill-made rows are reused; the decode opt-in comes as another value
+    reuse: Reuse  # what this turn may go on from, and may leave to the next one
 
 
 class Speculation(Part, frozen=True, kw_only=True):
@@ -200,8 +204,9 @@ class Terminal(Message, frozen=True, kw_only=True):
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
-    cache_decision: str  # "hit", "miss", "bypass", or why a hit was not taken
-    exact: bool
+    cache_decision: str  # "hit", "miss", "bypass", "decode", or why a hit was not taken
+    reuse: Reuse  # "decode": a choice went on from decode-made rows
+    exact: bool  # whether a cold run gives the same stream
     queue_ns: int
     prime_ns: int
     decode_ns: int

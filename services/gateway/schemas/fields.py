@@ -71,6 +71,7 @@ class GenerationFields(Strict):
     allowed_token_ids: Annotated[Items[TokenId], Field(min_length=1)] | None = None
     ignore_eos: bool | None = None
     cache: bool | None = None
+    reuse: Literal["exact", "decode"] | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=128)] | None = None
     speculation: SpeculationFields | None = None
     priority: Priority | None = None

@@ -80,6 +80,7 @@ def terminal(attempt: int, lengths: tuple[int, ...]) -> Terminal:
         cached_tokens=0,
         completion_tokens=sum(lengths),
         cache_decision="miss",
+        reuse="prefill",
         exact=True,
         queue_ns=0,
         prime_ns=0,

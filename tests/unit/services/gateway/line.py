@@ -223,6 +223,7 @@ class Work:
                 cached_tokens=cached,
                 completion_tokens=sum(end.completion_tokens for end in ends),
                 cache_decision="hit" if cached else "miss",
+                reuse="prefill",
                 exact=True,
                 queue_ns=1_000_000,
                 prime_ns=2_000_000,

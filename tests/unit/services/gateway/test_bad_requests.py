@@ -49,6 +49,7 @@ WRONG_TYPES: Final[dict[str, list[Any]]] = {
     "ignore_eos": ["x", 1],
     "cache": ["x", 1],
     "cache_salt": ["", 1, "x" * 129],
+    "reuse": ["prefill", True, ""],
     "speculation": [
         "mtp",
         {},

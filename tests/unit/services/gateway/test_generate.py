@@ -85,6 +85,21 @@ async def test_labels_are_digests_the_narrowest_first_and_never_keys(line: Line)
     assert first.namespace == second.namespace == third.namespace
 
 
+async def test_c1_3_reuse_of_what_was_decoded_is_asked_for_and_named(line: Line) -> None:
+    told = (await line.chat(reuse="decode")).json()["burstline"]
+    await line.chat(reuse="exact")
+    await line.chat()
+    assert [work.request.cache.reuse for work in line.worker.works] == ["decode", "prefill", "prefill"]
+    assert (told["reuse"], told["exact"]) == ("exact", True), "it names what was done, not what was asked"
+
+
+async def test_c1_3_nothing_is_reused_without_the_cache(line: Line) -> None:
+    response = await line.chat(reuse="decode", cache=False)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "reuse"
+    assert not line.worker.works
+
+
 async def test_every_parameter_is_resolved_before_the_queue(line: Line) -> None:
     await line.chat()
     request = line.worker.works[0].request

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from services.gpu_worker import claim, journal
@@ -120,6 +121,26 @@ def test_an_end_by_the_engine() -> None:
     (end,) = terminal.ends
     assert (end.finish, end.stop_id, end.completion_tokens, end.emitted_tokens) == ("stop", 9, 20, 19)
     assert (end.spec.rounds, terminal.cached_tokens, terminal.cancel_reason) == (5, 64, None)
+
+
+def test_c1_3_a_choice_that_went_on_from_decode_made_rows_is_named_and_not_exact() -> None:
+    outcome = _outcome(2)
+    outcome.finished = {0: _finished(0), 1: _finished(1, reuse="decode")}
+    terminal = _terminal(outcome, 20, 20)
+    assert (terminal.reuse, terminal.exact, terminal.cache_decision) == ("decode", False, "decode")
+    outcome.finished = {0: _finished(0), 1: _finished(1)}
+    terminal = _terminal(outcome, 20, 20)
+    assert (terminal.reuse, terminal.exact, terminal.cache_decision) == ("prefill", True, "hit")
+
+
+def test_c1_7_a_later_attempt_at_a_turn_that_may_have_gone_on_from_them_is_not_called_exact() -> None:
+    outcome = _outcome()
+    plan = msgspec.structs.replace(outcome.request.cache, reuse="decode")
+    outcome.request = msgspec.structs.replace(outcome.request, cache=plan)
+    outcome.finished = {0: _finished(0)}
+    for attempt, exact in ((1, True), (2, False)):
+        terminal = outcome.terminal(attempt=attempt, worker_id="w", emitted=(20,), failure=None, at_ns=0)
+        assert terminal.exact is exact
 
 
 def test_a_stop_string_wins_over_the_engine_s_own_end_but_not_over_an_error() -> None:

@@ -1,0 +1,67 @@
+"""A conversation that asks for `reuse: "decode"`, over REST: each turn goes on from what the turn before decoded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from shared.config import POCKET
+from shared.telemetry import TRACES_FILE
+from shared.tracestore import TraceStore
+from tests.e2e.conftest import Line
+
+TURNS = ("Burstline keeps what it has computed. " * 6, " And then a second turn of the talk", " goes on.")
+
+
+def converse(line: Line, **how: Any) -> list[dict[str, Any]]:
+    """Three turns of token ids, each prompt the one before with its answer and a few words more."""
+    tokenizer = Tokenizer.from_file(str(POCKET / "tokenizer.json"))
+    prompt: list[int] = []
+    answers = []
+    with line.client() as client:
+        for words in TURNS:
+            prompt += tokenizer.encode(words, add_special_tokens=False).ids
+            asked = {
+                "model": "pocket",
+                "prompt": prompt,
+                "max_tokens": 20,
+                "temperature": 0.8,
+                "seed": 5,
+                "ignore_eos": True,
+                "return_token_ids": True,
+            }
+            response = client.post("/v1/completions", json=asked | how)
+            assert response.status_code == 200, response.text
+            answer = response.json()
+            answers.append(answer)
+            prompt = [*prompt, *answer["choices"][0]["token_ids"]]
+    return answers
+
+
+def said(answers: list[dict[str, Any]]) -> list[list[int]]:
+    return [answer["choices"][0]["token_ids"] for answer in answers]
+
+
+def test_c1_3_turns_go_on_from_what_was_decoded_and_the_answer_names_it(line: Line) -> None:
+    answers = converse(line, reuse="decode", cache_salt="one")
+    first, *later = answers
+    assert (first["burstline"]["reuse"], first["burstline"]["exact"]) == ("exact", True)
+    for before, answer in zip(answers, later, strict=False):
+        told, usage = answer["burstline"], answer["usage"]
+        assert (told["reuse"], told["exact"], told["cache_decision"]) == ("decode", False, "decode")
+        whole = before["usage"]["prompt_tokens"] + before["usage"]["completion_tokens"]
+        assert usage["prompt_tokens_details"]["cached_tokens"] == whole
+        spans = TraceStore(line.folder / TRACES_FILE).read(told["trace_id"])
+        assert any(span.attributes.get("burstline.reuse") == "decode" for span in spans)
+    again = converse(line, reuse="decode", cache_salt="two", speculation={"drafter": "none"})
+    assert said(again) == said(answers), "the same history, the same stream, with no drafter"
+    assert again[2]["burstline"]["reuse"] == "decode"
+
+
+def test_c1_3_who_does_not_ask_is_served_exactly(line: Line) -> None:
+    converse(line, reuse="decode", cache_salt="three")
+    plain = converse(line, cache_salt="three")
+    assert {answer["burstline"]["reuse"] for answer in plain} == {"exact"}
+    assert {answer["burstline"]["exact"] for answer in plain} == {True}
+    assert said(plain) == said(converse(line, cache=False))
