@@ -11,8 +11,10 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.gated_delta.plan import CardReplay, DeltaShape, MixWeights
+from kernels.launch import OVERLAP
 
 _VALUE_TILE = 16
 """State columns of a program: 64-byte segments of a row, 64 registers a thread for the state of a 128-wide key."""
@@ -58,8 +60,12 @@ def _mix_kernel(
     DV: tl.constexpr,
     BLOCK: tl.constexpr,
     GATES: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """Program (row, block): a block is one head of q, k or v, or, the last one, all gates."""
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
     row, block = tl.program_id(0), tl.program_id(1)
     sequence, t = row // columns, row % columns
     if t >= tl.load(counts + sequence):
@@ -118,8 +124,12 @@ def _step_kernel(
     DV: tl.constexpr,
     BLOCK_K: tl.constexpr,
     TILE: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """Program (columns of the state, value head, sequence): S [dk, TILE] in registers, read once."""
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
     tile, h, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     channels: tl.constexpr = 2 * KEY_HEADS * DK + VALUE_HEADS * DV
     packed: tl.constexpr = channels + 2 * VALUE_HEADS
@@ -202,7 +212,9 @@ def decode_rows(
         DV=shape.value_dim,
         BLOCK=triton.next_power_of_2(widest),
         GATES=triton.next_power_of_2(shape.value_heads),
+        OVERLAP=OVERLAP,
         num_warps=1,
+        **({"launch_pdl": True} if OVERLAP else {}),
     )
     out = torch.empty(rows, shape.value_heads, shape.value_dim, dtype=torch.float32, device=y.device)
     replay(state, store, out, card, shape)
@@ -229,5 +241,7 @@ def replay(state: Tensor, store: Tensor, out: Tensor, card: CardReplay, shape: D
         DV=shape.value_dim,
         BLOCK_K=triton.next_power_of_2(shape.key_dim),
         TILE=tile,
+        OVERLAP=OVERLAP,
         num_warps=1,
+        **({"launch_pdl": True} if OVERLAP else {}),
     )

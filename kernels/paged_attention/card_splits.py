@@ -12,7 +12,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from kernels.launch import OVERLAP
 from kernels.paged_attention.card_pages import LOG2E, pages, precision
 from kernels.paged_attention.plan import SPLIT_ROWS, CardAttention
 from kernels.tiles import ROWS
@@ -44,8 +46,12 @@ def _split_kernel(
     PAGE: tl.constexpr,
     SPLIT: tl.constexpr,
     PRECISION: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """Program (split, KV head and query tile, sequence)."""
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
     group: tl.constexpr = HEADS // KV_HEADS
     width: tl.constexpr = TILE // group
     split, sequence = tl.program_id(0), tl.program_id(2)
@@ -111,8 +117,12 @@ def _combine_kernel(
     BLOCK_D: tl.constexpr,
     SPLIT: tl.constexpr,
     GATED: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """Program (row, head): the row's splits in ascending order, then the gate."""
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
     row, head = tl.program_id(0), tl.program_id(1)
     sequence, t = row // columns, row % columns
     d = tl.arange(0, BLOCK_D)
@@ -175,8 +185,10 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, card: CardAttention, gat
         PAGE=ROWS,
         SPLIT=SPLIT_ROWS,
         PRECISION=precision(query),
+        OVERLAP=OVERLAP,
         num_warps=8,
         num_stages=2,
+        **({"launch_pdl": True} if OVERLAP else {}),
     )
     out = torch.empty_like(query)
     _combine_kernel[(rows, heads)](
@@ -196,6 +208,8 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, card: CardAttention, gat
         BLOCK_D=block_d,
         SPLIT=SPLIT_ROWS,
         GATED=gate is not None,
+        OVERLAP=OVERLAP,
         num_warps=1,
+        **({"launch_pdl": True} if OVERLAP else {}),
     )
     return out

@@ -6,7 +6,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from kernels.launch import OVERLAP
 from kernels.paged_attention.plan import CardAttention
 from kernels.tiles import ROWS
 
@@ -32,8 +34,12 @@ def _write_kernel(
     HALF: tl.constexpr,
     BLOCK_D: tl.constexpr,
     PAGE: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """Program (row, head): queries first, then keys, then values. The norm's sum runs over the head in one piece."""
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
     row, head = tl.program_id(0), tl.program_id(1)
     sequence, t = row // columns, row % columns
     if t >= tl.load(counts + sequence):
@@ -102,6 +108,8 @@ def write(
         HALF=half,
         BLOCK_D=triton.next_power_of_2(width),
         PAGE=ROWS,
+        OVERLAP=OVERLAP,
         num_warps=1,
+        **({"launch_pdl": True} if OVERLAP else {}),
     )
     return query
