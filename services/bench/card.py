@@ -43,9 +43,9 @@ def shape(name: str, *, layers: int | None = None, mtp: bool = True) -> ModelDim
     return replace(dims, layer_types=dims.layer_types[:layers]) if layers else dims
 
 
-def model(dims: ModelDims, recipe: str | None = None, dtype: str | None = None) -> LoadedModel:
+def model(dims: ModelDims, recipe: str | None = None, *, draft_vocab: int = 0) -> LoadedModel:
     """Random weights, made on the card."""
-    placement: Placement = place("cuda", dtype)
+    placement: Placement = replace(place("cuda"), draft_vocab=draft_vocab)
     if recipe is not None:
         placement = replace(placement, recipe=recipe)  # type: ignore[arg-type]
     return drawn_model(dims, placement)

@@ -37,6 +37,9 @@ class Placement:
     """Pending rows from which a verify stores the state; 0 = it always does, as the twin must."""
     recipe: matmul.Recipe | None = None
     """How products are computed; null = what the self-test of the machine finds."""
+    draft_vocab: int = 0
+    """Drafts that are picked on the card come from the first so many ids, which tokenizers number by frequency; 0 = from
+    all. Costs acceptance where it leaves an id out, never a bit of the output."""
 
     @property
     def graphs(self) -> bool:

@@ -125,7 +125,8 @@ class ModelRunner:
     def logits(self, hidden: Tensor) -> Tensor:
         """[R, H] final-normed hidden (trunk or draft) -> [R, V] float32 logits, in the host's memory."""
         self._bind()
-        return self._model.logits(hidden.contiguous()).cpu()
+        where = self._kv.k
+        return self._model.logits(hidden.to(where.device, where.dtype).contiguous()).cpu()
 
     @memory_faults()
     @torch.no_grad()

@@ -79,7 +79,10 @@ class HybridModel:
         self._embedding = weights["model.embed_tokens.weight"]
         self._blocks = _trunk(dims, weights, pack)
         self._final_scale = 1.0 + weights["model.norm.weight"]
-        self._head = pack(self._embedding if dims.tie_embeddings else weights["lm_head.weight"])
+        head = self._embedding if dims.tie_embeddings else weights["lm_head.weight"]
+        self._head = pack(head)
+        narrow = 0 < placement.draft_vocab < dims.vocab and dims.has_mtp
+        self._draft_head = pack(head[: placement.draft_vocab]) if narrow else self._head
         self.mtp = MTPHead(dims, weights, pack) if dims.has_mtp else None
 
     def embed(self, tokens: Tensor) -> Tensor:
@@ -98,6 +101,10 @@ class HybridModel:
     def logits(self, hidden: Tensor) -> Tensor:
         """[R, H] -> [R, V] float32."""
         return matmul.linear(hidden, self._head, out_dtype=torch.float32)
+
+    def draft_logits(self, hidden: Tensor) -> Tensor:
+        """[R, H] of the draft plane -> [R, V'] float32 over the ids that drafts are picked from."""
+        return matmul.linear(hidden, self._draft_head, out_dtype=torch.float32)
 
 
 class _Placed(Mapping[str, Tensor]):

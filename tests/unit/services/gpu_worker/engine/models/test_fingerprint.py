@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kernels import activation
+from kernels import matmul
 from services.gpu_worker.engine.config import EngineConfig
 from services.gpu_worker.engine.models import fingerprint
 from services.gpu_worker.engine.models.fingerprint import numerics_fingerprint
@@ -46,6 +46,8 @@ def test_what_is_computed_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """A library that rounds one activation differently is another fingerprint, though all names are the same."""
     before = numerics_fingerprint(loaded(), CONFIG)
     assert computed_bits(loaded().model) == computed_bits(loaded().model)
-    honest = activation.swiglu
-    monkeypatch.setattr(activation, "swiglu", lambda x: honest(x) * (1.0 + 2.0**-23))
+    honest = matmul.linear_swiglu
+    monkeypatch.setattr(
+        matmul, "linear_swiglu", lambda x, packed, prefill: honest(x, packed) * (1.0 + 2.0**-23)
+    )
     assert numerics_fingerprint(loaded(), CONFIG) != before

@@ -1,0 +1,134 @@
+"""The benchmarks of a card: what `burstline bench ... --device cuda` runs. `python -m services.bench.card_command` runs
+them where little else of the project is installed."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from services.bench import card, card_decode, card_prefill, card_spec
+from shared.errors import BurstlineError
+from shared.evidence import Bar, evidence, write
+
+app = typer.Typer(help="Measure a shape on this machine's card.", no_args_is_help=True)
+
+Shape = Annotated[str, typer.Option(help="A folder of models/shapes.")]
+Layers = Annotated[int | None, typer.Option(help="Only so many layers: a quick look, no evidence.")]
+Json = Annotated[Path | None, typer.Option("--json", help="Also write the result here.")]
+DRAFT_VOCAB = 32_768
+
+
+@app.command()
+def decode(
+    shape: Shape = "27b",
+    json_file: Json = None,
+    layers: Layers = None,
+    batch: Annotated[list[int] | None, typer.Option(help="Sequences at once.")] = None,
+    recipe: Annotated[
+        str | None, typer.Option(help="Of products: card, card-fp8, padded, free (cuBLAS, not exact).")
+    ] = None,
+    spec: Annotated[bool, typer.Option(help="Also rounds with drafts.")] = True,
+    draft_vocab: Annotated[int, typer.Option(help="Ids that drafts come from; 0 = all.")] = DRAFT_VOCAB,
+) -> None:
+    """Plain steps and verifies by batch, and rounds with drafts, against the bytes that must move."""
+    batches = tuple(batch or (1, 8, 16, 64))
+    with torch.no_grad():
+        ceilings = _begin()
+        dims = card.shape(shape, layers=layers)
+        loaded = card.model(dims, recipe, draft_vocab=draft_vocab)
+        results: dict[str, Any] = {
+            "shape": shape,
+            **card.describe(dims),
+            "recipe": loaded.model.recipe,
+            "weights_bytes": card.weight_bytes(dims),
+            "copy_bytes_per_s": round(ceilings.copy_bytes_per_s),
+            "steps": card_decode.run_card_decode(loaded, ceilings, batches, (4, 8, 16), report=_progress),
+        }
+        told = card_decode.bars(results["steps"])
+        if spec:
+            gc.collect()
+            torch.cuda.empty_cache()
+            results["draft_vocab"] = draft_vocab
+            results["speculation"] = card_spec.run_card_spec(loaded, batches, report=_progress)
+            told += card_spec.bars(results["speculation"])
+    _table("round", results["steps"], ("round_ms", "graph_ms", "host_ms", "floor_ms", "over_floor"))
+    _end(f"bench decode --device cuda --shape {shape}", results, told, json_file)
+
+
+@app.command()
+def prefill(
+    shape: Shape = "27b",
+    json_file: Json = None,
+    layers: Layers = None,
+    length: Annotated[list[int] | None, typer.Option(help="Tokens of a prompt.")] = None,
+    chunk: Annotated[int, typer.Option(help="Rows of a launch.")] = 4096,
+    recipe: Annotated[str | None, typer.Option(help="Of products.")] = None,
+) -> None:
+    """Prompts, cold and again, with and without drafts; what captures cost."""
+    ceilings = _begin()
+    dims = card.shape(shape, layers=layers)
+    loaded = card.model(dims, recipe)
+    figures = card_prefill.run_card_prefill(
+        loaded, tuple(length or (8192, 24576)), chunk=chunk, report=_progress
+    )
+    results = {
+        "shape": shape,
+        **card.describe(dims),
+        "recipe": loaded.model.recipe,
+        "copy_bytes_per_s": round(ceilings.copy_bytes_per_s),
+        "prompts": figures,
+    }
+    _table(
+        "tokens",
+        {name: one for name, one in figures.items() if isinstance(one, dict)},
+        ("cold_s", "cold_tflops", "again_s", "again_cached", "again_mtp_s", "again_mtp_cached"),
+    )
+    _end(f"bench prefill --device cuda --shape {shape}", results, card_prefill.bars(figures), json_file)
+
+
+def _begin() -> card.Ceilings:
+    if not torch.cuda.is_available():
+        sys.stderr.write("burstline: bench could not measure: torch sees no card here\n")
+        raise typer.Exit(2)
+    return card.ceilings()
+
+
+def _progress(text: str) -> None:
+    sys.stderr.write(text + "\n")
+
+
+def _table(what: str, rows: dict[str, Any], columns: Sequence[str]) -> None:
+    table = Table(title_justify="left")
+    for name in (what, *columns):
+        table.add_column(name, justify="right")
+    for name, figures in rows.items():
+        table.add_row(name, *(f"{figures[column]:g}" for column in columns))
+    Console().print(table)
+
+
+def _end(command: str, results: dict[str, Any], told: Sequence[Bar], json_file: Path | None) -> None:
+    """Tell the bars, write the evidence; exit with 1 when a bar does not hold."""
+    for bar in told:
+        sys.stdout.write(
+            f"{bar.name}: {bar.value:g} {bar.unit}, limit {bar.limit:g}{'' if bar.holds else '  NOT AS PROMISED'}\n"
+        )
+    if json_file is not None:
+        write(json_file, evidence(command, results, told, device=card.device()))
+    raise typer.Exit(0 if all(bar.holds for bar in told) else 1)
+
+
+if __name__ == "__main__":
+    try:
+        app()
+    except (BurstlineError, OSError, metadata.PackageNotFoundError) as fault:
+        sys.stderr.write(f"burstline: bench could not measure: {fault}\n")
+        raise SystemExit(2) from fault

@@ -1,0 +1,176 @@
+"""Rounds that a card runs whole: drafts of the MTP head, verify, pick, walk, and all that the next round starts from.
+
+    catch up   the draft plane's rows of what the last round decided, whose last one proposes the first draft
+    draft      K - 1 more calls of the head, one row each
+    verify     the anchor and K drafts; picks of every column by the stream's own rules; the accepted ones counted
+    advance    positions, pending rows, the fold, the next anchor: on the card, so that rounds follow one another unasked
+
+One graph a (sequences, K). The host fills a sequence in once, writes block tables ahead of its rows, and reads picks and
+accepted counts, one small copy a round. A stop id ends the walk where it stands; `left` clamps the columns to the budget:
+a sequence without any is padding from then on. So no row ever lies past the public stream (C1.5).
+
+Only for streams that `sampling.device_pickable` allows: a stream has one program from its beginning to its end.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from kernels import sampling
+from kernels.paged_attention import SPLIT_ROWS, CardAttention
+from kernels.tiles import ROWS
+from services.gpu_worker.engine.cache.kv_pool import KVPool
+from services.gpu_worker.engine.cache.state_pool import StatePool
+from services.gpu_worker.engine.graphs import GraphCache, Size
+from services.gpu_worker.engine.inputs import RoundInputs, card_attention
+from services.gpu_worker.engine.layers.steps import AttentionStep
+from services.gpu_worker.engine.models.hybrid import HybridModel
+
+STOPS: Final = 8
+"""Stop ids a stream may have on the card."""
+
+_NOTHING: Final = -2
+"""A stop id that no pick equals: a broken row is -1."""
+
+
+class DeviceRounds:
+    """Rounds of up to `inputs.sequences` sequences with `inputs.columns` - 1 drafts each."""
+
+    def __init__(
+        self, model: HybridModel, kv: KVPool, states: StatePool, inputs: RoundInputs, *, truncate: bool = True
+    ) -> None:
+        self._model = model
+        self._kv = kv
+        self._states = states
+        self.inputs = inputs
+        most, device = inputs.sequences, kv.k.device
+
+        def ints(*size: int, value: int = 0) -> Tensor:
+            return torch.full(size, value, dtype=torch.int32, device=device)
+
+        self.left = ints(most)
+        """Rows that the sequence may still commit."""
+        self.stops = ints(most, STOPS, value=_NOTHING)
+        self.tail_tokens = ints(most, inputs.columns)
+        self.tail_counts = ints(most)
+        """What the last round decided: its picks, how many of them stand, and the hiddens of the rows before them."""
+        self.tail_hidden = torch.zeros(
+            most, inputs.columns, model.dims.hidden, dtype=kv.k.dtype, device=device
+        )
+        self.rules = sampling.PickPlan.empty(most, inputs.columns, device=device, truncate=truncate)
+        self.forced: Tensor | None = None
+        """Accepted drafts by decree, int32 [most]: for a benchmark of random weights, which never agree. Null = real."""
+        self._steps = torch.arange(inputs.columns, dtype=torch.int32, device=device)
+        self._rows = torch.arange(most, device=device)
+        self._splits = -(-inputs.blocks * ROWS // SPLIT_ROWS)
+        self.graphs = GraphCache(self.launch, self.clear, enabled=states.placement.graphs)
+
+    def clear(self) -> None:
+        """Only padding."""
+        self.inputs.fill([], [], (self.inputs.sequences, self.inputs.columns))
+        self.left.zero_()
+        self.tail_counts.zero_()
+
+    @torch.no_grad()
+    def launch(self, size: Size) -> Tensor:
+        """One round of the first `size[0]` sequences with `size[1]` columns: int32 [S, T + 1], each sequence's picks, then
+        the rows that it commits (0 = padding)."""
+        sequences, columns = size
+        if columns > 1:
+            self._draft(sequences, columns)
+        ids = self.inputs.ids[: sequences * columns].view(sequences, columns)
+        counts = self.inputs.counts[:sequences]
+        attention = self._attention(self.inputs.starts[:sequences], counts, columns)
+        step = self.inputs.decode(attention, self._states, size)
+        hidden = self._model.trunk(self._model.embed(ids.flatten()), step)
+        plan = self._rules(self.inputs.starts[:sequences], sequences, columns)
+        picks = sampling.pick(self._model.logits(hidden), plan).ids.view(sequences, columns)
+        return self._advance(picks, ids, hidden.view(sequences, columns, -1))
+
+    def _draft(self, sequences: int, columns: int) -> None:
+        """Fill columns 1.. of the ids."""
+        starts, tail = self.inputs.starts[:sequences], self.tail_counts[:sequences]
+        ids = self.inputs.ids[: sequences * columns].view(sequences, columns)
+        live = (self.inputs.counts[:sequences] > 0).int()
+        tokens, hiddens = self.tail_tokens[:sequences, :columns], self.tail_hidden[:sequences, :columns]
+        step = self._attention(starts - tail + 1, tail * live, columns)
+        rows = self._head(tokens.flatten(), hiddens.flatten(0, 1), step)
+        last = (self._rows[:sequences] * columns + tail.clamp_min(1)) - 1
+        hidden = rows.index_select(0, last)
+        for depth in range(1, columns):
+            at = starts + (depth - 1)
+            if depth > 1:
+                hidden = self._head(ids[:, depth - 1].contiguous(), hidden, self._attention(at, live, 1))
+            plan = self._rules(at, sequences, 1)
+            picked = sampling.pick(self._model.draft_logits(hidden), plan).ids
+            ids[:, depth] = picked.clamp_min(0)
+
+    def _head(self, tokens: Tensor, hiddens: Tensor, step: AttentionStep) -> Tensor:
+        assert self._model.mtp is not None
+        return self._model.mtp(self._model.embed(tokens), hiddens, step)
+
+    def _advance(self, picks: Tensor, ids: Tensor, hidden: Tensor) -> Tensor:
+        """What the next round starts from. All tensors int32 [S]."""
+        inputs, sequences, columns = self.inputs, *picks.shape
+        starts, counts, left = (part[:sequences] for part in (inputs.starts, inputs.counts, self.left))
+        pending, head = inputs.pending[:sequences], inputs.head[:sequences]
+        store = inputs.store_after[:sequences]
+        accepted = self._accepted(picks, ids, counts)
+        rows = torch.where(counts > 0, accepted + 1, 0)
+
+        self.tail_tokens[:sequences, :columns] = picks
+        self.tail_hidden[:sequences, :columns] = hidden
+        self.tail_counts[:sequences] = rows
+        anchor = picks.gather(1, accepted[:, None].long()).squeeze(1)
+        ended = (anchor[:, None] == self.stops[:sequences]).any(1) | (anchor < 0)
+        ids[:, 0] = anchor.clamp_min(0)
+        left.sub_(rows).masked_fill_(ended, 0)
+        starts.add_(rows)
+        folded = pending * store
+        head.copy_((head + folded) % self._states.capacity)
+        pending.add_(rows - folded)
+        store.copy_(pending >= self._states.placement.fold_rows)
+        counts.copy_(left.clamp(0, columns))
+        return torch.cat([picks, rows[:, None]], dim=1)
+
+    def _accepted(self, picks: Tensor, ids: Tensor, counts: Tensor) -> Tensor:
+        """Drafts that stand: what the target picked, before the first stop id."""
+        sequences, columns = picks.shape
+        if self.forced is not None:
+            return torch.minimum(self.forced[:sequences], (counts - 1).clamp_min(0))
+        if columns == 1:
+            return torch.zeros_like(counts)
+        walked = sampling.accept_walk(picks, ids[:, 1:], counts).accepted
+        stops = (picks[:, :, None] == self.stops[:sequences, None, :]).any(2)
+        first = torch.where(stops, self._steps[:columns], columns).amin(1)
+        return torch.minimum(walked, first.int())
+
+    def _attention(self, starts: Tensor, counts: Tensor, columns: int) -> AttentionStep:
+        rope = self._model.rope
+        positions = (starts[:, None] + self._steps[:columns]).flatten().clamp_(0, rope.shape[0] - 1)
+        card = CardAttention(
+            block_tables=self.inputs.tables[: len(starts)],
+            starts=starts,
+            counts=counts,
+            columns=columns,
+            max_splits=self._splits,
+        )
+        return card_attention(card, self._kv, rope.index_select(0, positions), len(starts))
+
+    def _rules(self, starts: Tensor, sequences: int, columns: int) -> sampling.PickPlan:
+        """The streams' rules at other positions."""
+        rules = self.rules
+        return sampling.PickPlan(
+            starts=starts,
+            temperature=rules.temperature[:sequences],
+            seeds=rules.seeds[:sequences],
+            choices=rules.choices[:sequences],
+            top_k=rules.top_k[:sequences],
+            top_p=rules.top_p[:sequences],
+            min_p_log=rules.min_p_log[:sequences],
+            columns=columns,
+            truncate=rules.truncate,
+        )
