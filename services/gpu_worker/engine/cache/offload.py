@@ -84,7 +84,8 @@ class HostTier:
         if self.free <= 0:
             return None
         values, position = self._memory.read_snapshot(snapshot)
-        return self._keep(torch.cat([values, last_hidden]), hidden=len(last_hidden), position=position)
+        both = torch.cat([values, last_hidden.to(values.device)])
+        return self._keep(both, hidden=len(last_hidden), position=position)
 
     def bring_block(self, copy: HostCopy, block: int) -> bool:
         """Write a copy into a fresh block. False: what arrived is not what was taken, and must not be read."""
@@ -95,8 +96,8 @@ class HostTier:
         """Write a copy into a fresh snapshot; answers the hidden [H]. Null: not what was taken, must not be read."""
         split = copy.values.numel() - copy.hidden
         self._memory.write_snapshot(snapshot, copy.values[:split], copy.position)
-        hidden = copy.values[split:].clone()
         values, _ = self._memory.read_snapshot(snapshot)
+        hidden = copy.values[split:].to(values.device, copy=True)
         return hidden if self._verified(copy, torch.cat([values, hidden])) else None
 
     def copy_block(self, source: int, target: int) -> None:

@@ -13,8 +13,6 @@ from services.gpu_worker.engine.config import EngineConfig
 from services.gpu_worker.engine.models.loader import LoadedModel
 from services.gpu_worker.engine.models.probe import computed_bits
 
-BACKEND = "cpu-torch-twin"
-
 
 def numerics_fingerprint(loaded: LoadedModel, config: EngineConfig) -> str:
     """SHA-256, hex, over weights, model config, dtypes, backend, instruction set, threads, torch and kernel recipes.
@@ -25,9 +23,7 @@ def numerics_fingerprint(loaded: LoadedModel, config: EngineConfig) -> str:
     parts = {
         "weights": loaded.weights_digest,
         "config": asdict(loaded.dims) | loaded.traits,
-        "dtype": "float32",
-        "backend": BACKEND,
-        "instruction_set": torch.backends.cpu.get_cpu_capability(),
+        **loaded.model.placement.identity(),
         "threads": config.threads,
         "torch": torch.__version__,
         "matmul": loaded.model.recipe,
