@@ -141,14 +141,14 @@ def _sorted(
 @triton.jit
 def _of_candidates(
     keys, row, splits, seed, position, choice, top_k, top_p, min_p_log,
-    CANDIDATES: tl.constexpr, KEEP: tl.constexpr,
+    CANDIDATES: tl.constexpr, KEEP: tl.constexpr, BEST: tl.constexpr,
 ):  # fmt: skip
     """The id picked among a row's sorted candidates after min-p, top-k and top-p."""
     at = tl.arange(0, CANDIDATES)
     lowest = -0x7FFFFFFFFFFFFFFF
     loaded = tl.load(keys + row * splits * KEEP + at, mask=at < splits * KEEP, other=lowest)
-    best = tl.topk(loaded, KEEP)
-    rank = tl.arange(0, KEEP)
+    best = tl.topk(loaded, BEST)
+    rank = tl.arange(0, BEST)
     names = 0x7FFFFFFF - (best & 0x7FFFFFFF).to(tl.int32)
     ordered = (best >> 32).to(tl.int32)
     z = tl.where(ordered >= 0, ordered, ordered ^ 0x7FFFFFFF).to(tl.float32, bitcast=True)
@@ -167,7 +167,7 @@ def _of_candidates(
 def _choose(
     logits, peaks, peak_ids, best, best_ids, keys, sums, starts, temperatures, seeds, choices, top_ks, top_ps,
     min_p_logs, out, logprobs, splits, stride, columns, SPLITS: tl.constexpr, CANDIDATES: tl.constexpr,
-    KEEP: tl.constexpr, TRUNCATE: tl.constexpr, SUMS: tl.constexpr,
+    KEEP: tl.constexpr, BEST: tl.constexpr, TRUNCATE: tl.constexpr, SUMS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     sequence = row // columns
@@ -194,7 +194,7 @@ def _choose(
             position = tl.load(starts + sequence) + (row % columns).to(tl.int32) + 1
             chosen = _of_candidates(
                 keys, row, splits, tl.load(seeds + sequence), position, tl.load(choices + sequence), top_k,
-                tl.load(top_ps + sequence), tl.load(min_p_logs + sequence), CANDIDATES, KEEP,
+                tl.load(top_ps + sequence), tl.load(min_p_logs + sequence), CANDIDATES, KEEP, BEST,
             )  # fmt: skip
     picked = tl.where(fine, chosen, -1)
     tl.store(out + row, picked)
@@ -258,7 +258,7 @@ def pick(
     _choose[(rows,)](
         logits, made.peaks, made.peak_ids, made.best, made.best_ids, keys, made.sums, plan.starts, plan.temperature,
         plan.seeds, plan.choices, plan.top_k, plan.top_p, plan.min_p_log, ids, told, splits, stride, plan.columns,
-        SPLITS=width, CANDIDATES=width * keep, KEEP=keep, TRUNCATE=plan.truncate, SUMS=logprobs, num_warps=8,
+        SPLITS=width, CANDIDATES=width * keep, KEEP=keep, BEST=min(TOP_K_LIMIT, width * keep), TRUNCATE=plan.truncate, SUMS=logprobs, num_warps=8,
     )  # fmt: skip
     return Picks(ids, told if logprobs else None)
 
