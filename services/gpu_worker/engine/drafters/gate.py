@@ -1,9 +1,11 @@
 """How many drafts pay, and whether any do: speculation must never cost more than it brings.
 
 A round of k drafts costs 1 + k * cost verify passes and brings 1 + a_1 + ... + a_k tokens, where a_i is the chance that
-the first i drafts all stand. The gate keeps the chance of each draft given the ones before it as a moving average over
-the stream's own rounds, and takes the k with the most tokens a cost. One draft more than pays is tried now and then, so
-that a better passage is noticed.
+the first i drafts all stand. The gate keeps the chance of each draft given the ones before it, from the stream's own
+rounds, and takes the k with the most tokens a cost. A chance is first the mean of what was seen and of `PRIOR_ROUNDS`
+rounds at `PRIOR`, so that a few rounds settle it, and then a moving average. A draft never tried is as good as the one
+before it: a drafter whose first drafts stand gets its whole length at once, one whose first drafts fall gets none. One
+draft more than pays is tried now and then, so that a better passage is noticed.
 
 The same rounds feed the floor (FR-22): when `floor_rounds` of them together bring fewer tokens a verify than `floor`,
 the drafter is useless to this stream and is turned off for good. A round counts when drafts were made or when the gate
@@ -17,9 +19,11 @@ from __future__ import annotations
 from typing import Final
 
 PRIOR: Final = 0.8
-"""Chance assumed of a draft never tried: optimistic, so that a good drafter starts at full length."""
+"""Chance assumed of the first draft before any was tried: optimistic, so that drafters are tried at all."""
+PRIOR_ROUNDS: Final = 2
+"""Rounds that the assumption counts for."""
 WEIGHT: Final = 0.125
-"""Of the newest round in the average: about eight rounds of memory."""
+"""Of the newest round in the average, at least: about eight rounds of memory."""
 PROBE_ROUNDS: Final = 16
 """Every so many rounds one draft more than pays is tried."""
 
@@ -35,7 +39,8 @@ class DraftGate:
         self._cost = cost
         self._floor = floor
         self._floor_rounds = floor_rounds
-        self._chance = [PRIOR] * most
+        self._chance: list[float] = []  #: of each position that was tried; they are tried in order
+        self._tried = [0] * most
         self._rounds = 0
         self._judged = self._brought = 0
 
@@ -52,15 +57,25 @@ class DraftGate:
             self._judge(accepted)
         self._rounds += 1
         for position in range(min(drafted, accepted + 1, self._most)):
+            before = self._stands(position)
+            if position == len(self._chance):
+                self._chance.append(before)
+            self._tried[position] += 1
             stood = 1.0 if position < accepted else 0.0
-            self._chance[position] += WEIGHT * (stood - self._chance[position])
+            weight = max(WEIGHT, 1.0 / (PRIOR_ROUNDS + self._tried[position]))
+            self._chance[position] = before + weight * (stood - before)
+
+    def _stands(self, position: int) -> float:
+        """Chance that a draft stands, given the ones before it."""
+        known = self._chance[: position + 1]
+        return known[-1] if known else PRIOR
 
     def _paying(self) -> int:
         if self._cost <= 0.0:
             return self._most
         best, best_rate, stands, tokens = 0, 1.0, 1.0, 1.0
-        for k, chance in enumerate(self._chance, start=1):
-            stands *= chance
+        for k in range(1, self._most + 1):
+            stands *= self._stands(k - 1)
             tokens += stands
             rate = tokens / (1.0 + k * self._cost)
             if rate > best_rate:

@@ -21,40 +21,63 @@ from torch import Tensor
 MIN_MATCH: Final = 2
 MAX_MATCH: Final = 5
 """Shorter matches are chance, longer ones say nothing that five tokens do not."""
+MOST_TRIED: Final = 32
+"""Places looked at for one proposal: the newest ones, since text repeats what it said lately."""
 
 Tokens: TypeAlias = tuple[int, ...]
 
 
 class SuffixIndex:
-    """Tokens of one stream, and where each run of 2 to 5 of them was last followed by another token.
+    """Tokens of one stream, and for each run of two of them where it was followed by another token, newest first.
 
-    Four small entries a token; a stream is bounded by the context window, and the index goes with it.
+    One dict entry at most and two numbers a token; a stream is bounded by the context window, and the index goes with it.
     """
 
     def __init__(self, tokens: Sequence[int] = ()) -> None:
         self.tokens: list[int] = []
-        self._after: dict[Tokens, int] = {}
+        self._newest: dict[int, int] = {}
+        self._older: list[int] = []
+        """For each index: the last one before it that stands after the same two tokens, 0 without any."""
         self.extend(tokens)
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Append tokens. The newest run of them is no match of itself: it is entered when its successor comes."""
+        known, newest, older = self.tokens, self._newest, self._older
         for token in tokens:
-            end = len(self.tokens)
-            for length in range(MIN_MATCH, min(MAX_MATCH, end) + 1):
-                self._after[tuple(self.tokens[end - length :])] = end
-            self.tokens.append(token)
+            end = len(known)
+            if end < MIN_MATCH:
+                older.append(0)
+            else:
+                pair = _pair(known)
+                older.append(newest.get(pair, 0))
+                newest[pair] = end
+            known.append(token)
 
     def suffix(self, length: int) -> Tokens:
         """The newest tokens."""
         return tuple(self.tokens[-length:])
 
-    def match(self, lengths: range) -> int | None:
-        """Index of the token after the latest earlier occurrence of the suffix; the longest of `lengths` wins."""
-        for length in sorted(lengths, reverse=True):
-            found = self._after.get(self.suffix(length)) if length <= len(self.tokens) else None
-            if found is not None:
-                return found
-        return None
+    def match(self, least: int, most: int) -> int | None:
+        """Index of the token after an earlier occurrence of the newest `least` to `most` tokens: the longest match, the
+        latest of equal ones, among the newest `MOST_TRIED` places where the last two tokens stood."""
+        best, found = least - 1, None
+        place = self._newest.get(_pair(self.tokens), 0) if len(self.tokens) >= MIN_MATCH else 0
+        for _ in range(MOST_TRIED):
+            if not place or best >= most:
+                break
+            length = self._alike(place, most)
+            if length > best:
+                best, found = length, place
+            place = self._older[place]
+        return found
+
+    def _alike(self, place: int, most: int) -> int:
+        """Tokens before index `place` that are the newest ones, at most `most`."""
+        end = len(self.tokens)
+        length = MIN_MATCH
+        while length < min(most, place) and self.tokens[place - length - 1] == self.tokens[end - length - 1]:
+            length += 1
+        return length
 
     def follow(self, start: int, count: int) -> list[int]:
         """`count` tokens from index `start` on, the drafts themselves where the stream ends."""
@@ -63,6 +86,11 @@ class SuffixIndex:
             known = len(self.tokens)
             drafts.append(self.tokens[index] if index < known else drafts[index - known])
         return drafts
+
+
+def _pair(tokens: Sequence[int]) -> int:
+    """The last two ids as one number, which the garbage collector need not follow as it would a tuple."""
+    return tokens[-2] << 32 | tokens[-1]
 
 
 class NamespaceIndex:
@@ -123,10 +151,10 @@ class NgramDrafter:
         """Up to `k` drafts after the newest observed token; often none, which costs nothing."""
         if k < 1:
             return []
-        own = self._own.match(range(MAX_MATCH, MAX_MATCH + 1))
+        own = self._own.match(MAX_MATCH, MAX_MATCH)
         if own is None:
             shared = self._shared.find(self._root, self._own.suffix(MAX_MATCH), k)
             if shared:
                 return shared
-            own = self._own.match(range(MIN_MATCH, MAX_MATCH))
+            own = self._own.match(MIN_MATCH, MAX_MATCH - 1)
         return [] if own is None else self._own.follow(own, k)

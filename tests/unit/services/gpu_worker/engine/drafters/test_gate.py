@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+import statistics
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -34,6 +37,33 @@ def test_a_drafter_that_recovers_comes_back() -> None:
     gate = DraftGate(most=3, cost=0.35)
     run(gate, 0, 60)
     assert run(gate, 3, 40 * PROBE_ROUNDS)[-1] == 3
+
+
+@pytest.mark.parametrize("most", [5, 7])
+def test_a_drafter_whose_drafts_all_stand_gets_its_whole_length_within_a_few_rounds(most: int) -> None:
+    widths = run(DraftGate(most=most, cost=0.35), most, 12)
+    assert widths[0] < most, "the prior alone does not pay for so many"
+    assert set(widths[6:]) == {most}
+
+
+@pytest.mark.parametrize("cost", [0.25, 0.35])
+@pytest.mark.parametrize("stands", [0.8, 0.9, 0.95])
+def test_what_the_widths_bring_is_within_a_few_percent_of_the_best_fixed_one(
+    cost: float, stands: float
+) -> None:
+    def rate(k: int) -> float:
+        return sum(stands**i for i in range(k + 1)) / (1 + k * cost)
+
+    draw, gate, brought = random.Random(5), DraftGate(most=7, cost=cost), []
+    for _ in range(400):
+        width = gate.width()
+        brought.append(rate(width))
+        gate.observe(width, next((i for i in range(width) if draw.random() > stands), width))
+    assert statistics.mean(brought) > 0.96 * max(map(rate, range(8)))
+
+
+def test_fr_22_a_drafter_that_never_agrees_is_off_after_three_rounds() -> None:
+    assert run(DraftGate(most=5, cost=0.35), 0, 6)[3:] == [0, 0, 0]
 
 
 def test_it_stops_where_drafts_stop_standing() -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from services.gpu_worker.engine.drafters.ngram import (
     MAX_MATCH,
     MIN_MATCH,
+    MOST_TRIED,
     NamespaceIndex,
     NgramDrafter,
     SuffixIndex,
@@ -93,7 +94,7 @@ def test_the_namespaces_are_bounded_and_do_not_push_each_other_out() -> None:
 def test_the_index_agrees_with_a_search(tokens: list[int], cut: int, k: int) -> None:
     index = SuffixIndex(tokens[:cut])
     index.extend(tokens[cut:])
-    found = index.match(range(MIN_MATCH, MAX_MATCH + 1))
+    found = index.match(MIN_MATCH, MAX_MATCH)
     wanted = None
     for length in range(MAX_MATCH, MIN_MATCH - 1, -1):
         ends = [
@@ -110,3 +111,17 @@ def test_the_index_agrees_with_a_search(tokens: list[int], cut: int, k: int) -> 
         for offset in range(k):
             text.append(text[found + offset])
         assert index.follow(found, k) == text[len(tokens) :]
+
+
+def test_an_index_costs_two_numbers_and_at_most_one_entry_a_token() -> None:
+    index = SuffixIndex(range(1000))
+    assert (len(index._newest), len(index._older)) == (998, 1000)
+    index.extend([1, 2] * 500)
+    assert (len(index._newest), len(index._older)) == (1001, 2000)
+
+
+def test_a_proposal_looks_at_few_places_however_long_the_text() -> None:
+    """The five tokens stood long ago; since then their last two came again and again after others."""
+    often = [token for number in range(MOST_TRIED) for token in (100 + number, 4, 5, 200 + number)]
+    assert SuffixIndex([1, 2, 3, 4, 5, 9, *often[4:], 1, 2, 3, 4, 5]).match(MAX_MATCH, MAX_MATCH) == 5
+    assert SuffixIndex([1, 2, 3, 4, 5, 9, *often, 1, 2, 3, 4, 5]).match(MAX_MATCH, MAX_MATCH) is None
