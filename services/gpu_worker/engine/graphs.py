@@ -6,8 +6,10 @@ one memory pool and run on one stream, one at a time.
 
 from __future__ import annotations
 
+import gc
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -79,9 +81,22 @@ class GraphCache:
             self._launch(size)  # compiles, and allocates what kernels keep
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        with _no_collection(), torch.cuda.graph(graph, pool=self._pool):
             output = self._launch(size)
         return _Kept(graph, output)
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """A graph of an engine that is gone must not be freed while another one is captured: that would break the capture."""
+    gc.collect()
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 def bucket(wanted: int, most: int) -> int:

@@ -204,6 +204,6 @@ class ModelRunner:
 
 
 def _per_sequence(rows: Tensor, spans: Sequence[Span], columns: int) -> list[Tensor]:
-    """[sequences * columns, H] -> the real rows of each sequence."""
-    shaped = rows.view(len(spans), columns, -1)
+    """[sequences * columns, H], perhaps with padded sequences behind -> the real rows of each sequence."""
+    shaped = rows[: len(spans) * columns].view(len(spans), columns, -1)
     return [shaped[number, : span.count] for number, span in enumerate(spans)]
