@@ -22,6 +22,7 @@ from services.gpu_worker.engine.models.family import DraftHead
 from services.gpu_worker.engine.models.rope import scaled_rope_table
 from services.gpu_worker.engine.models.tensors import Shapes
 from services.gpu_worker.engine.placement import CPU, Placement
+from shared.errors import EngineFault
 
 
 class DenseModel:
@@ -37,7 +38,12 @@ class DenseModel:
         recipe: matmul.Recipe,
         placement: Placement = CPU,
     ) -> None:
-        """`weights` as `dense_shapes` names them, each read once or twice; `recipe` as for `HybridModel`."""
+        """`weights` as `dense_shapes` names them, each read once or twice; `recipe` as for `HybridModel`.
+
+        Raises `EngineFault` on a card, whose kernels write the rows of gated attention alone.
+        """
+        if placement.on_card:
+            raise EngineFault(f"{traits.model_type} models run on the CPU only")
         self.dims = dims
         self.recipe = recipe
         self.placement = placement
