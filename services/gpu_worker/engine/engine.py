@@ -26,6 +26,7 @@ from services.gpu_worker.engine.config import EngineConfig
 from services.gpu_worker.engine.executor import Executor
 from services.gpu_worker.engine.faults import Faults, StreamKey
 from services.gpu_worker.engine.faulty import FaultyRunner
+from services.gpu_worker.engine.gain import gain_for
 from services.gpu_worker.engine.intake import check_request
 from services.gpu_worker.engine.keeper import Keeper
 from services.gpu_worker.engine.line import Line
@@ -93,6 +94,7 @@ class Engine:
         self._slot_memory = SlotMemory(self.states, self.ring)
         self._config = config
         self._limits = limits or EngineLimits()
+        self._gain = gain_for(self._limits.spec_gate, self.runner, config, self._slot_memory.reset, clock)
         self._clock = clock
         self._cache = CacheManager(
             num_blocks=config.num_blocks,
@@ -236,7 +238,8 @@ class Engine:
         self._apply_cancels()
         self._make_room()
         self._make_way()
-        verdict = speculation(len(self._active) + len(self._line), self._limits.spec_gate)
+        load = len(self._active) + len(self._line)
+        verdict = speculation(load, self._limits.spec_gate, self._gain.at(load))
         self._admit(verdict)
         priming = [stream for stream in self._active if not stream.session.primed]
         plan = plan_step(
@@ -248,6 +251,7 @@ class Engine:
         for stream, rows in zip(priming, plan.prefill, strict=True):
             self._executor.prime(stream, rows, most=self._config.prefill_chunk)
         self._decode(plan.rounds, verdict)
+        self._gain.learn(self._events)
         self._begin_again()
         self._retire()
         self._make_room()

@@ -59,7 +59,7 @@ class GenerateRequest:
     tokens: tuple[int, ...]  #: the prompt, at least one id
     chain: tuple[bytes, ...]  #: chain key of every full 64-block of `tokens`, ascending
     sampling: SamplingParams
-    max_tokens: int  #: completion budget, a stop id counts
+    max_tokens: int  #: completion budget, a stop id counts; 0 = only prime
     stop_ids: frozenset[int] = frozenset()  #: EOS is among them unless the request ignores it
     capture_at: int | None = None  #: shared-prefix boundary worth cutting, floored to the grid
     ckpt_at: int | None = None  #: stable boundary for the next turn, floored to the grid; null = prompt end
@@ -356,14 +356,18 @@ class EngineStats:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SpecGate:
     """Speculation by load, the streams that run or wait: a new stream gets a drafter up to `low`; from `high` on all
-    are demoted; between the two nothing changes. Raises EngineFault unless high >= low + 1 and low >= 1."""
+    are demoted; between the two nothing changes. With `least_gain`, launches are timed at the start, and over `low` what
+    speculation is seen to gain decides. Raises EngineFault unless high >= low + 1, low >= 1 and least_gain > 1."""
 
     low: int = 2
     high: int = 4
+    least_gain: float | None = None  #: tokens a second over those of plain decode; null = the load alone decides
 
     def __post_init__(self) -> None:
         if self.low < 1 or self.high < self.low + 1:
             raise EngineFault(f"spec gate: high {self.high} must be over low {self.low}, which is at least 1")
+        if self.least_gain is not None and self.least_gain <= 1.0:
+            raise EngineFault(f"spec gate: a least gain of {self.least_gain} does not pay")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,6 +7,7 @@ time between tokens of running streams is bounded by one chunk and a few rounds.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -77,8 +78,15 @@ class Speculation(Enum):
     DEMOTE = "demote"  #: everybody decodes plainly
 
 
-def speculation(load: int, gate: SpecGate | None) -> Speculation:
-    """`load` = projected: streams that run and that wait. Between low and high nothing flips to and fro."""
+def speculation(load: int, gate: SpecGate | None, gain: float | None = None) -> Speculation:
+    """`load` = projected: streams that run and that wait. Between low and high nothing flips to and fro.
+
+    `gain` = tokens a second with speculation at this load, over those without; null = not known. Over `low`, the gate's
+    `least_gain` admits in spite of the load, and no less than plain decode keeps those who speculate.
+    """
     if gate is None or load <= gate.low:
         return Speculation.ADMIT
-    return Speculation.DEMOTE if load >= gate.high else Speculation.HOLD
+    known = gain if gate.least_gain is not None and gain is not None else 0.0
+    if known >= (gate.least_gain or math.inf):
+        return Speculation.ADMIT
+    return Speculation.DEMOTE if load >= gate.high and known < 1.0 else Speculation.HOLD

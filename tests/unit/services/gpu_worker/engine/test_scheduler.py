@@ -73,6 +73,33 @@ def test_spec_gate_admits_up_to_low_and_demotes_from_high_on(load: int, verdict:
     assert speculation(load, None) is Speculation.ADMIT
 
 
+@pytest.mark.parametrize(
+    ("load", "gain", "verdict"),
+    [
+        (2, 0.1, Speculation.ADMIT),
+        (3, None, Speculation.HOLD),
+        (3, 1.2, Speculation.ADMIT),
+        (4, None, Speculation.DEMOTE),
+        (9, 0.9, Speculation.DEMOTE),
+        (9, 1.05, Speculation.HOLD),
+        (9, 1.2, Speculation.ADMIT),
+    ],
+)
+def test_spec_gate_with_a_least_gain_lets_what_is_measured_decide_over_low(
+    load: int, gain: float | None, verdict: Speculation
+) -> None:
+    assert speculation(load, SpecGate(low=2, high=4, least_gain=1.1), gain) is verdict
+
+
+def test_spec_gate_without_a_least_gain_ignores_what_is_measured() -> None:
+    assert speculation(9, SpecGate(low=2, high=4), 5.0) is Speculation.DEMOTE
+
+
+def test_spec_gate_with_a_least_gain_that_does_not_pay_is_refused() -> None:
+    with pytest.raises(EngineFault, match="does not pay"):
+        SpecGate(least_gain=1.0)
+
+
 @pytest.mark.parametrize(("low", "high"), [(2, 2), (3, 1), (0, 4)])
 def test_spec_gate_without_hysteresis_is_refused(low: int, high: int) -> None:
     with pytest.raises(EngineFault):

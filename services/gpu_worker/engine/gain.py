@@ -1,0 +1,162 @@
+"""What speculation gains over plain decode on this machine, from measured launches and from what drafts bring.
+
+    gain = tokens a verify x t_plain / (drafts x t_draft + t_verify)
+
+Times are of launches of one width, measured once when the engine starts, for a few batches. Tokens and drafts a verify are
+running averages over the streams that speculate, of whichever drafter. Above the spec gate's bounds this decides
+(`scheduler.speculation`); which tokens a stream has never depends on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from services.gpu_worker.engine.batch import DraftRows, VerifyRows
+from services.gpu_worker.engine.config import EngineConfig
+from services.gpu_worker.engine.drafters.gate import PRIOR
+from services.gpu_worker.engine.requests import Burst, Event, SpecGate
+from services.gpu_worker.engine.runner import ModelRunner
+from shared.clock import Clock
+
+BATCHES: Final = (1, 4, 16, 64)
+"""Streams together for which launches are timed, as far as the engine can have so many."""
+REPEATS: Final = 4
+"""Launches of a kind, of which the fastest counts: other work on a machine only ever adds."""
+MEMORY_ROUNDS: Final = 64.0
+"""Rounds after which the averages have forgotten two thirds of what was before."""
+FIRST_DRAFTS: Final = 3
+TOKEN: Final = 3
+"""Any id: what is computed does not matter."""
+MOST_COLUMNS: Final = 8
+"""Of a verify that is timed: with its repeats all rows lie in one block."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pace:
+    """Seconds of launches that hold `batch` sequences: a verify of one column, of `columns`, and a draft a sequence (0
+    without a head to draft with)."""
+
+    batch: int
+    plain: float
+    columns: int
+    full: float
+    draft: float
+
+    def gain(self, drafts: float, tokens: float) -> float:
+        """Tokens a second, over those of plain decode, with `drafts` drafts and `tokens` tokens a verify. A verify of a
+        width between takes a time between."""
+        share = drafts / (self.columns - 1) if self.columns > 1 else 0.0
+        verify = self.plain + share * (self.full - self.plain)
+        return tokens * self.plain / (drafts * self.draft + verify)
+
+
+class Gain:
+    """Of the engine's streams now. Without paces nothing is known."""
+
+    def __init__(self, paces: Sequence[Pace] = ()) -> None:
+        """`paces` by batch, ascending."""
+        self._paces = tuple(paces)
+        self._drafts = float(FIRST_DRAFTS)
+        self._tokens = sum(PRIOR**place for place in range(FIRST_DRAFTS + 1))
+
+    def learn(self, events: Iterable[Event]) -> None:
+        """Take in what bursts with drafts brought."""
+        for event in events:
+            if isinstance(event, Burst) and event.drafted:
+                weight = 1.0 - (1.0 - 1.0 / MEMORY_ROUNDS) ** event.rounds
+                self._drafts += weight * (event.drafted / event.rounds - self._drafts)
+                self._tokens += weight * (1.0 + event.accepted / event.rounds - self._tokens)
+
+    def at(self, load: int) -> float | None:
+        """The gain with so many streams, by the smallest batch measured that holds them; null when none was."""
+        if not self._paces:
+            return None
+        pace = next((pace for pace in self._paces if pace.batch >= load), self._paces[-1])
+        return pace.gain(self._drafts, self._tokens)
+
+
+def gain_for(
+    gate: SpecGate | None,
+    runner: ModelRunner,
+    config: EngineConfig,
+    reset: Callable[[int], None],
+    clock: Clock,
+) -> Gain:
+    """With launches timed if the gate asks for the gain and drafts are possible. See `measured`."""
+    if gate is None or gate.least_gain is None or config.max_verify < 2:
+        return Gain()
+    most = min(config.max_batch, config.num_slots, config.num_blocks)
+    batches = {min(batch, most) for batch in BATCHES}
+    return Gain(measured(runner, batches=batches, columns=config.max_verify, reset=reset, clock=clock))
+
+
+def measured(
+    runner: ModelRunner,
+    *,
+    batches: Iterable[int],
+    columns: int,
+    reset: Callable[[int], None],
+    clock: Clock,
+) -> list[Pace]:
+    """Time launches on slots and blocks that nobody has yet: as many of both as the largest batch, the slots empty.
+    `columns` = of the widest verify; `reset` empties a slot again.
+
+    Raises what the runner raises.
+    """
+    paces = []
+    for batch in sorted(set(batches)):
+        paces.append(_Trial(runner, batch).pace(min(columns, MOST_COLUMNS), clock))
+        for slot in range(batch):
+            reset(slot)
+    return paces
+
+
+class _Trial:
+    """`batch` sequences of a block each, whose rows are all accepted, so that a verify folds as many as it brings."""
+
+    def __init__(self, runner: ModelRunner, batch: int) -> None:
+        self._runner = runner
+        self._slots = range(batch)
+        self._rows = 0
+        self._hiddens: list[Tensor] = []
+
+    def pace(self, columns: int, clock: Clock) -> Pace:
+        """Time the three kinds."""
+        return Pace(
+            batch=len(self._slots),
+            plain=_seconds(lambda: self._verify(1), clock),
+            columns=columns,
+            full=_seconds(lambda: self._verify(columns), clock),
+            draft=_seconds(self._draft, clock) if self._runner.dims.has_mtp else 0.0,
+        )
+
+    def _verify(self, width: int) -> None:
+        ids = (TOKEN,) * width
+        rows = [VerifyRows(slot=i, start=self._rows, tokens=ids, block_table=(i,)) for i in self._slots]
+        self._hiddens = self._runner.verify(rows)
+        self._runner.logits(torch.cat(self._hiddens)).cpu()
+        for slot in self._slots:
+            self._runner.accept(slot, width)
+        self._rows += width
+
+    def _draft(self) -> None:
+        rows = [
+            DraftRows(start=0, tokens=[TOKEN], hiddens=hidden[:1], block_table=(slot,))
+            for slot, hidden in zip(self._slots, self._hiddens, strict=True)
+        ]
+        self._runner.logits(torch.cat(self._runner.draft(rows))).cpu()
+
+
+def _seconds(launch: Callable[[], None], clock: Clock) -> float:
+    launch()
+    times = []
+    for _ in range(REPEATS):
+        began = clock.monotonic_ns()
+        launch()
+        times.append(clock.monotonic_ns() - began)
+    return max(min(times), 1) / 1e9
