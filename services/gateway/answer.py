@@ -8,13 +8,21 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from services.gateway.choice import ChoiceText, Delivered, merge
+from services.gateway.echo import Echo, PromptPiece
 from services.gateway.faults import RemoteFailure
 from services.gateway.model import ServedModel
 from services.gateway.parsers.assistant import AssistantParser
 from services.gateway.parsers.events import Event
 from shared.errors import BurstlineError, DeadlineExceeded
-from shared.protocol.messages import AnswerSheet, ChoiceEnd, Started, Terminal
-from shared.protocol.stream import Emit
+from shared.protocol.messages import (
+    AnswerSheet,
+    ChoiceEnd,
+    Started,
+    Terminal,
+    TokenLogprobs,
+    unpack_tokens,
+)
+from shared.protocol.stream import Emit, Scored
 
 Finish = Literal["stop", "length", "tool_calls"]
 
@@ -22,7 +30,7 @@ Finish = Literal["stop", "length", "tool_calls"]
 @dataclass(frozen=True, kw_only=True)
 class Update:
     """News of one choice. `position` = its tokens taken in so far, and one more at its end; `finish` is set once, in its
-    last update.
+    last update. `prompt`: a piece of the echo, which comes before all else, at position 0.
 
     How tokens are gathered into updates depends on the bursts that brought them, and what they add up to does not: an
     update with several events is of one token alone, one with a single event ends at its position.
@@ -33,6 +41,7 @@ class Update:
     events: tuple[Event, ...]
     delivered: tuple[Delivered, ...]
     finish: Finish | None
+    prompt: PromptPiece | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +65,11 @@ class Answer:
         self.started: Started | None = None
         self.terminal: Terminal | None = None
         self.prompt_tokens: Final = sheet.prompt_tokens
+        self.prompt_scores: Final[list[TokenLogprobs]] = []
+        """What was told of the prompt, from its second token on, if the whole answer tells it."""
+        self.tells_scores: Final = sheet.prompt_logprobs
+        """How many likeliest tokens of each prompt row the whole answer tells; None = nothing."""
+        self.echo: Final = _echo(sheet, model)
         self._cuts: Final = cuts or {}
         markers = model.markers(tools=sheet.tools) if sheet.chat else frozenset()
         self._choices: Final = [
@@ -77,6 +91,23 @@ class Answer:
     def stop_offset(self, choice: int) -> int | None:
         """Tokens of a choice up to its stop string, once there is one."""
         return self._choices[choice].stop_offset
+
+    def begin(self) -> list[Update]:
+        """What is known before anything came: the echo of a prompt that is not scored."""
+        return [] if self.echo is None else self._echoed(self.echo.begin())
+
+    def score(self, news: Scored) -> list[Update]:
+        """The next log probabilities of the prompt."""
+        if self.tells_scores is not None:
+            self.prompt_scores.extend(news.entries)
+        return [] if self.echo is None else self._echoed(self.echo.score(news.entries))
+
+    def _echoed(self, pieces: list[PromptPiece]) -> list[Update]:
+        return [
+            Update(choice=choice, position=0, events=(), delivered=(), finish=None, prompt=piece)
+            for piece in pieces
+            for choice in range(len(self._choices))
+        ]
 
     def take(self, news: Emit) -> list[Update]:
         """The next tokens of a choice, in order. Nothing when the choice has ended already."""
@@ -163,6 +194,13 @@ class Answer:
             completion=completion,
             accepted=sum(end.spec.accepted for end in ends.values()),
         )
+
+
+def _echo(sheet: AnswerSheet, model: ServedModel) -> Echo | None:
+    if not sheet.echo:
+        return None
+    scored = sheet.request.top_logprobs is not None
+    return Echo(unpack_tokens(sheet.request.prompt), model.vocabulary, scored=scored)
 
 
 class _Run:

@@ -75,6 +75,10 @@ class ChatFormat(Format):
         content = [self.chat_logprobs(item.logprobs) for item in delivered if item.logprobs is not None]
         return {"content": content, "refusal": None}
 
+    def whole(self) -> dict[str, Any]:
+        told = self.prompt_logprobs()
+        return super().whole() | ({} if told is None else {"prompt_logprobs": told})
+
     def add(self, update: Update) -> None:
         gathered = self._gathered[update.choice]
         for event in update.events:

@@ -119,6 +119,26 @@ class Format(ABC):
 
     # tokens
 
+    def prompt_logprobs(self) -> list[dict[str, dict[str, Any]] | None] | None:
+        """What `prompt_logprobs` asked for, as vLLM spells it: null for the first token, and of every other one the token
+        itself and the likeliest ones by id. `rank` is null for a token that is not among those."""
+        most = self.answer.tells_scores
+        if most is None:
+            return None
+        return [None, *(self._ranked(scores, most) for scores in self.answer.prompt_scores)]
+
+    def _ranked(self, scores: TokenLogprobs, most: int) -> dict[str, dict[str, Any]]:
+        ranks = {token: rank for rank, (token, _) in enumerate(scores.top, 1)}
+        told = dict([(scores.token, scores.logprob), *scores.top[:most]])
+        return {
+            str(token): {
+                "logprob": self.least(logprob),
+                "rank": ranks.get(token),
+                "decoded_token": self.token_text(token),
+            }
+            for token, logprob in told.items()
+        }
+
     def token_ids(self, delivered: tuple[Delivered, ...]) -> dict[str, Any]:
         """The `token_ids` member, if the caller asked for it."""
         return {"token_ids": [item.token for item in delivered]} if self._extras.token_ids else {}

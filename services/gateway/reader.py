@@ -16,8 +16,15 @@ from shared.clock import Clock
 from shared.errors import BurstlineError, ProtocolError, Unavailable
 from shared.outage import Outage
 from shared.protocol import codec, stream, subjects
-from shared.protocol.messages import Frame, GenerateRequest, Started, StreamMessage, Terminal
-from shared.protocol.stream import Action, Alarm, Claimed, Emit, End, ReadJournal, ReadLast
+from shared.protocol.messages import (
+    Frame,
+    GenerateRequest,
+    PromptScores,
+    Started,
+    StreamMessage,
+    Terminal,
+)
+from shared.protocol.stream import Action, Alarm, Claimed, Emit, End, ReadJournal, ReadLast, Scored
 from shared.protocol.subjects import JOURNAL
 from shared.transport.base import Received, Subscription, Transport
 
@@ -26,7 +33,7 @@ _outage: Final = Outage(_log, "reads of journals")  # all readers have one serve
 _PAGE: Final = 256
 _RETRY_S: Final = 0.25
 
-News = Claimed | Emit | End
+News = Claimed | Scored | Emit | End
 
 
 class TokenReader:
@@ -50,7 +57,12 @@ class TokenReader:
         self._quiet_ns: Final = int(quiet_s * 1e9)
         self._quiet_since_ns = clock.monotonic_ns()
         self._storing: Final = StorageWatch(clock, quiet_s=quiet_s, limit_s=stuck_s)
-        self._state = stream.begin(request.request_id, choices=request.choices, max_tokens=request.max_tokens)
+        self._state = stream.begin(
+            request.request_id,
+            choices=request.choices,
+            max_tokens=request.max_tokens,
+            to_score=request.to_score,
+        )
         self._news: deque[News] = deque()
         self._reads: deque[ReadJournal | ReadLast] = deque()
         self._dropped = 0
@@ -169,7 +181,7 @@ class TokenReader:
         self._state, actions = step
         for action in actions:
             match action:
-                case Claimed() | Emit() | End():
+                case Claimed() | Scored() | Emit() | End():
                     self._news.append(action)
                 case ReadJournal() | ReadLast():
                     self._reads.append(action)
@@ -195,10 +207,10 @@ def _decode(message: Received) -> StreamMessage | None:
     except ProtocolError as error:
         _log.error("%s: %s", message.subject, error.message)
         return None
-    if isinstance(decoded, Started | Frame | Terminal):
+    if isinstance(decoded, Started | PromptScores | Frame | Terminal):
         return decoded
     _log.error("%s: a %s does not belong here", message.subject, type(decoded).__name__)
     return None
 
 
-__all__ = ["Claimed", "Emit", "End", "News", "TokenReader"]
+__all__ = ["Claimed", "Emit", "End", "News", "Scored", "TokenReader"]

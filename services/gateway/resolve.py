@@ -67,6 +67,24 @@ def check_limits(fields: GenerationFields, model: ServedModel, settings: Gateway
         _check_chat(fields, model, settings)
     elif isinstance(fields, CompletionRequest) and fields.logprobs is not None:
         _at_most(fields.logprobs, settings.max_logprobs, "logprobs")
+    _check_scoring(fields, settings)
+
+
+def _check_scoring(fields: GenerationFields, settings: GatewaySettings) -> None:
+    """The prompt's own log probabilities, and answers that consist of the prompt alone."""
+    if fields.prompt_logprobs is not None:
+        _at_most(fields.prompt_logprobs, settings.max_logprobs, "prompt_logprobs")
+        if fields.streamed:
+            raise InvalidRequest(
+                "prompt_logprobs come with the whole answer; a stream tells them by echo and logprobs",
+                param="prompt_logprobs",
+            )
+    tells_prompt = isinstance(fields, CompletionRequest) and fields.echoes
+    if fields.max_tokens == 0 and not tells_prompt and fields.prompt_logprobs is None:
+        raise InvalidRequest(
+            "max_tokens is at least 1, unless the prompt is told (echo) or scored (prompt_logprobs)",
+            param="max_tokens",
+        )
 
 
 def _check_stops(fields: GenerationFields, settings: GatewaySettings) -> None:
@@ -142,12 +160,13 @@ def budget(fields: GenerationFields, prompt_tokens: int, window: int, settings: 
     asked = _asked_tokens(fields)
     param = "prompt" if isinstance(fields, CompletionRequest) else "messages"
     left = window - prompt_tokens
-    if left < 1 or (asked is not None and asked > left):
+    least = 0 if asked == 0 else 1
+    if left < least or (asked is not None and asked > left):
         raise ContextLengthExceeded(
             prompt_tokens=prompt_tokens,
             max_tokens=1 if asked is None else asked,
             window=window,
-            param=param if left < 1 or asked is None else "max_tokens",
+            param=param if left < least or asked is None else "max_tokens",
         )
     most = min(left, settings.default_max_tokens) if asked is None else asked
     if fields.min_tokens is not None and fields.min_tokens > most:
@@ -169,7 +188,7 @@ def resolve(fields: GenerationFields, admission: Admission, settings: GatewaySet
     model, identity, crew = admission.model, admission.identity, admission.crew
     prompt = admission.prompt
     window = min(model.window, crew.window)
-    stops, sampling = stop_ids(fields, model), _sampling(fields, model)
+    stops, sampling, scoring = stop_ids(fields, model), _sampling(fields, model), _prompt_logprobs(fields)
     _check_something_is_left(sampling, stops)
     return GenerateRequest(
         request_id=admission.request_id,
@@ -188,8 +207,9 @@ def resolve(fields: GenerationFields, admission: Admission, settings: GatewaySet
         stop_ids=stops,
         sampling=sampling,
         top_logprobs=_top_logprobs(fields),
+        prompt_logprobs=scoring,
         cache=CachePlan(
-            enabled=fields.cache is not False,
+            enabled=fields.cache is not False and scoring is None,
             checkpoint_at=prompt.stable,
             capture_at=None,
             labels=_labels(fields),
@@ -264,6 +284,13 @@ def _top_logprobs(fields: GenerationFields) -> int | None:
     if isinstance(fields, ChatRequest):
         return (fields.top_logprobs or 0) if fields.logprobs else None
     return fields.logprobs if isinstance(fields, CompletionRequest) else None
+
+
+def _prompt_logprobs(fields: GenerationFields) -> int | None:
+    """The most that is told of a prompt row: by the echo's log probabilities, or beside the answer."""
+    echoed = fields.logprobs if isinstance(fields, CompletionRequest) and fields.echoes else None
+    asked = [most for most in (echoed, fields.prompt_logprobs) if most is not None]
+    return max(asked, default=None)
 
 
 def _speculation(fields: GenerationFields, default: Speculation) -> Speculation:

@@ -6,6 +6,7 @@ from msgspec.structs import replace
 
 from services.gateway.model import ServedModel
 from services.gateway.schemas.chat import ChatRequest
+from services.gateway.schemas.completions import CompletionRequest
 from services.gateway.schemas.fields import GenerationFields
 from shared.protocol.messages import AnswerSheet, GenerateRequest, unpack_tokens
 
@@ -13,12 +14,14 @@ from shared.protocol.messages import AnswerSheet, GenerateRequest, unpack_tokens
 def make_sheet(
     request: GenerateRequest, fields: GenerationFields, model: ServedModel, *, route: str
 ) -> AnswerSheet:
-    """The sheet of a resolved request. It holds no prompt, and nothing that the caller would not want kept."""
+    """The sheet of a resolved request. It holds nothing that the caller would not want kept: a prompt only if the answer
+    tells it."""
     prompt = list(unpack_tokens(request.prompt))
     chat = isinstance(fields, ChatRequest)
+    echo = isinstance(fields, CompletionRequest) and fields.echoes
     bare = replace(
         request,
-        prompt=b"",
+        prompt=request.prompt if echo or request.prompt_logprobs is not None else b"",
         namespace=replace(request.namespace, salt=""),
         cache=replace(request.cache, labels=()),
     )
@@ -31,5 +34,7 @@ def make_sheet(
         stops=fields.stops,
         usage_chunk=fields.usage_chunk,
         token_ids=bool(fields.return_token_ids),
+        echo=echo,
+        prompt_logprobs=fields.prompt_logprobs,
         route=route,
     )

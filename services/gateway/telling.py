@@ -18,12 +18,13 @@ from services.gateway.formats import Extras
 from services.gateway.keys import Mark
 from services.gateway.middleware import RequestContext, send_json
 from services.gateway.model import ServedModel
+from services.gateway.reader import News
 from services.gateway.service import Gateway
 from services.gateway.sse import EventNames, EventStream, event
 from services.gateway.text_format import TextFormat
 from shared.errors import BurstlineError
 from shared.protocol.messages import AnswerSheet
-from shared.protocol.stream import Claimed, Emit, End
+from shared.protocol.stream import Claimed, Emit, End, Scored
 
 _log = logging.getLogger(__name__)
 
@@ -131,29 +132,40 @@ class Telling:
                         yield name, choice
 
     async def _updates(self, generation: Generation) -> AsyncGenerator[Update]:
-        """What happens to the answer; tells the worker about stop strings."""
+        """What happens to the answer. Over with its end, or as soon as stop strings have ended every choice."""
         answer = self._answer
+        for update in answer.begin():
+            yield update
         async with aclosing(generation.messages()) as messages:
             async for message in messages:
-                match message:
-                    case Claimed(started=started):
-                        answer.started = answer.started or started
-                    case Emit():
-                        self._note_first_token()
-                        updates = answer.take(message)
-                        if updates and updates[-1].finish is not None:
-                            self._stop(generation, message.choice)
-                        for update in updates[:-1]:
-                            yield update
-                        if updates and answer.complete:
-                            await self._last_word(generation)
-                            yield updates[-1]
-                            return
-                        if updates:
-                            yield updates[-1]
-                    case End(terminal=terminal):
-                        for update in answer.end(terminal):
-                            yield update
+                updates = self._heard(generation, message)
+                for update in updates[:-1]:
+                    yield update
+                complete = answer.complete and not isinstance(message, End)
+                if complete:
+                    await self._last_word(generation)
+                if updates:
+                    yield updates[-1]
+                if complete:
+                    return
+
+    def _heard(self, generation: Generation, message: News) -> list[Update]:
+        """One piece of news; tells the worker about stop strings."""
+        answer = self._answer
+        match message:
+            case Claimed(started=started):
+                answer.started = answer.started or started
+                return []
+            case Scored():
+                return answer.score(message)
+            case Emit():
+                self._note_first_token()
+                updates = answer.take(message)
+                if updates and updates[-1].finish is not None:
+                    self._stop(generation, message.choice)
+                return updates
+            case End(terminal=terminal):
+                return answer.end(terminal)
 
     def _stop(self, generation: Generation, choice: int) -> None:
         answer = self._answer

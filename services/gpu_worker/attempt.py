@@ -182,7 +182,7 @@ class Attempt:
 
     def _begin(self, state: JournalState) -> Relay:
         """What goes on after the journal as it stands."""
-        self._intake.buffer = FrameBuffer(state.offsets)
+        self._intake.buffer = FrameBuffer(state.offsets, scored=state.scores, to_score=self.request.to_score)
         writer = Journal(
             self._core.transport,
             self.request.request_id,
@@ -200,6 +200,7 @@ class Attempt:
             request_id=self.request.request_id,
             attempt=state.attempt + 1,
             offsets=state.offsets,
+            scored=state.scores,
             busy=self._busy,
         )
 
@@ -230,6 +231,7 @@ class Attempt:
                 tokens=tokens,
                 chain=keys,
                 emitted=state.tokens,
+                scored=state.scores,
                 max_drafts=self._core.max_drafts,
             )
             failure = await submit.submit(self._core, self._intake, choices) or await relay.run()
@@ -268,6 +270,7 @@ class Attempt:
             attempt=relay.attempt,
             worker_id=core.identity.worker_id,
             emitted=relay.emitted,
+            scored=relay.scored,
             failure=failure,
             at_ns=core.clock.wall_ns(),
         )

@@ -114,6 +114,7 @@ def started(
         fingerprint=fingerprint,
         cached_tokens=cached_tokens,
         resumed_offsets=state.offsets,
+        resumed_scores=state.scores,
         at_ns=at_ns,
     )
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from services.gpu_worker.engine import requests as engine
-from services.gpu_worker.frames import Chunk
+from services.gpu_worker.frames import Chunk, Scores
 from shared.errors import InvalidRequest
 from shared.protocol import messages as wire
 from shared.protocol.seeds import choice_seed
@@ -53,13 +53,16 @@ def engine_requests(
     tokens: Tokens,
     chain: Sequence[bytes],
     emitted: Sequence[Tokens],
+    scored: int,
     max_drafts: int,
 ) -> list[engine.GenerateRequest]:
-    """One engine request a choice.
+    """One engine request a choice. The prompt is scored by the first one alone: it is the same for all.
 
-    `emitted` are the completion tokens that the journal holds of each choice. `max_drafts` is what this worker can
+    `emitted` are the completion tokens that the journal holds of each choice, `scored` the entries that it has of the
+    prompt; once those are all there, nothing is scored again. `max_drafts` is what this worker can
     draft in a round; fewer drafts change the speed and never the tokens (C1).
     """
+    scoring = request.prompt_logprobs if scored < len(tokens) - 1 else None
     drafts = min(request.speculation.k, max_drafts) if request.speculation.drafter != "none" else 0
     return [
         engine.GenerateRequest(
@@ -73,11 +76,12 @@ def engine_requests(
             stop_ids=frozenset(request.stop_ids),
             capture_at=request.cache.capture_at,
             ckpt_at=request.cache.checkpoint_at,
-            use_cache=request.cache.enabled,
+            use_cache=request.cache.enabled and request.prompt_logprobs is None,
             reuse="decode" if request.cache.enabled and request.cache.reuse == "decode" else "exact",
             drafter=request.speculation.drafter,
             speculation_k=drafts,
             top_logprobs=request.top_logprobs,
+            prompt_logprobs=scoring if choice == 0 else None,
             labels=request.cache.labels,
             emitted=tuple(emitted[choice]),
         )
@@ -92,8 +96,12 @@ def logprobs_of(values: Sequence[engine.TokenLogprob]) -> tuple[wire.TokenLogpro
     )
 
 
-def frame_of(request_id: str, attempt: int, chunk: Chunk) -> wire.Frame:
-    """The frame of a chunk."""
+def frame_of(request_id: str, attempt: int, chunk: Chunk | Scores) -> wire.Frame | wire.PromptScores:
+    """The message of a chunk."""
+    if isinstance(chunk, Scores):
+        return wire.PromptScores(
+            request_id=request_id, attempt=attempt, offset=chunk.offset, entries=chunk.entries
+        )
     return wire.Frame(
         request_id=request_id,
         attempt=attempt,

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from opentelemetry.trace import Span
 
@@ -25,6 +26,7 @@ from services.gpu_worker.engine.requests import (
     HitDropped,
     Parked,
     Primed,
+    PromptScored,
 )
 from services.gpu_worker.frames import FrameBuffer
 from services.gpu_worker.outcome import Outcome, Timeline
@@ -92,6 +94,8 @@ class Intake:
             case Primed():
                 self.outcome.timeline.primed(event)
                 self._decoding = True
+            case PromptScored():
+                self._scored(event)
             case Burst():
                 self._burst(event)
             case Captured():
@@ -121,8 +125,19 @@ class Intake:
         if self.fault is not None or event.choice in self.outcome.cuts:
             return  # nobody reads a cancelled choice; its usage is told by the engine's end
         logprobs = None if event.logprobs is None else logprobs_of(event.logprobs)
-        try:
+        with self._fault_of_the_engine():
             self.buffer.add(event.choice, event.offset, event.tokens, logprobs)
+
+    def _scored(self, event: PromptScored) -> None:
+        if self.fault is None:
+            with self._fault_of_the_engine():
+                self.buffer.score(event.offset, logprobs_of(event.entries))
+
+    @contextmanager
+    def _fault_of_the_engine(self) -> Iterator[None]:
+        """What it told does not follow what it told before: the request ends."""
+        try:
+            yield
         except EngineFault as fault:
             self.fault = fault
             self._core.host.cancel(self._engine_id, "fault")
@@ -142,6 +157,8 @@ class Intake:
         self.outcome.finished[event.choice] = event
         self._core.metrics.spent(event.telemetry)
         self.outcome.timeline.finished(event)
+        if event.choice == 0:
+            self.buffer.prompt_over()
         if self.outcome.complete:
             self.over.set()
         elif not self.outcome.open:

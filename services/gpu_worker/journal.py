@@ -16,7 +16,15 @@ from typing import Final
 from shared.clock import Clock
 from shared.errors import FencedOut, Overloaded, ProtocolError, Unavailable
 from shared.protocol import codec, subjects
-from shared.protocol.messages import CancelRequest, Frame, Started, StreamMessage, Terminal, unpack_tokens
+from shared.protocol.messages import (
+    CancelRequest,
+    Frame,
+    PromptScores,
+    Started,
+    StreamMessage,
+    Terminal,
+    unpack_tokens,
+)
 from shared.transport.base import Received, Transport
 
 log = logging.getLogger(__name__)
@@ -35,6 +43,7 @@ class JournalState:
     fingerprint: str | None  # of the first claim: the request is bound to it
     worker_id: str | None  # of the newest claim
     tokens: tuple[tuple[int, ...], ...]
+    scores: int  # prompt tokens whose log probabilities it holds, from the second one on
     terminal: Terminal | None
 
     @property
@@ -52,6 +61,7 @@ def empty(choices: int) -> JournalState:
         fingerprint=None,
         worker_id=None,
         tokens=((),) * choices,
+        scores=0,
         terminal=None,
     )
 
@@ -62,7 +72,7 @@ def fold(state: JournalState, sequence: int, message: StreamMessage) -> JournalS
     The fence lets only the newest claim write, so every stored frame counts; an overlap must agree.
 
     Raises:
-        ProtocolError: a frame of an unknown choice, with a gap before it, or one that contradicts what is stored.
+        ProtocolError: a frame of an unknown choice, one that contradicts what is stored, or a gap.
     """
     state = replace(state, sequence=sequence)
     match message:
@@ -74,6 +84,10 @@ def fold(state: JournalState, sequence: int, message: StreamMessage) -> JournalS
                 fingerprint=state.fingerprint or message.fingerprint,
                 worker_id=message.worker_id,
             )
+        case PromptScores():
+            if message.offset > state.scores:
+                raise ProtocolError(f"scores at offset {message.offset} follow {state.scores}")
+            return replace(state, scores=max(state.scores, message.offset + len(message.entries)))
         case Frame():
             return replace(state, tokens=_extended(state.tokens, message))
         case Terminal():
@@ -142,7 +156,7 @@ def _folded(state: JournalState, page: Iterable[Received]) -> JournalState:
 
 def _decoded(stored: Received) -> StreamMessage:
     message = codec.decode(stored.data)
-    if not isinstance(message, Started | Frame | Terminal):
+    if not isinstance(message, Started | PromptScores | Frame | Terminal):
         raise ProtocolError(f"{type(message).__name__} does not belong into a journal")
     return message
 

@@ -97,9 +97,16 @@ class Outcome:
         return len(self.finished) == self.request.choices
 
     def terminal(
-        self, *, attempt: int, worker_id: str, emitted: Sequence[int], failure: Failure | None, at_ns: int
+        self,
+        *,
+        attempt: int,
+        worker_id: str,
+        emitted: Sequence[int],
+        scored: int,
+        failure: Failure | None,
+        at_ns: int,
     ) -> Terminal:
-        """The one terminal frame. `emitted` = tokens of each choice in the journal."""
+        """The one terminal frame. `emitted` = tokens of each choice in the journal, `scored` of the prompt."""
         ends = tuple(
             _end(choice, self.finished.get(choice), self.cuts.get(choice), emitted[choice])
             for choice in range(self.request.choices)
@@ -117,6 +124,7 @@ class Outcome:
             failure=failure or _failure(self.finished),
             cancel_reason=_reason(self.cuts),
             prompt_tokens=self.prompt_tokens,
+            scored_tokens=scored,
             cached_tokens=cached,
             completion_tokens=sum(end.completion_tokens for end in ends),
             cache_decision="decode" if decoded else self.cache_decision,

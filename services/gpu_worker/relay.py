@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from services.gpu_worker import claim
 from services.gpu_worker.convert import frame_of
 from services.gpu_worker.core import Core
+from services.gpu_worker.frames import Scores
 from services.gpu_worker.intake import Intake
 from services.gpu_worker.journal import Journal
 from shared.errors import Overloaded, Unavailable
@@ -26,9 +27,11 @@ class Relay:
         request_id: str,
         attempt: int,
         offsets: Sequence[int],
+        scored: int,
         busy: asyncio.Event,
     ) -> None:
-        """`offsets`: completion tokens of each choice that the journal holds; `busy` is set while many requests run."""
+        """`offsets`: completion tokens of each choice that the journal holds, `scored` what it has of the prompt; `busy`
+        is set while many requests run."""
         self._core = core
         self._intake = intake
         self._writer = writer
@@ -37,6 +40,8 @@ class Relay:
         self._busy = busy
         self.emitted = list(offsets)
         """Completion tokens of each choice in the journal."""
+        self.scored = scored
+        """Prompt tokens whose log probabilities are in the journal."""
 
     async def append(self, message: StreamMessage) -> None:
         """Journal a message. Raises what `Journal.append` raises."""
@@ -61,9 +66,12 @@ class Relay:
             chunk = intake.buffer.take()
             if chunk is not None:
                 await self.append(frame_of(self._request_id, self.attempt, chunk))
-                self.emitted[chunk.choice] = chunk.offset + len(chunk.tokens)
                 self._core.metrics.frames.inc()
-                await self._pace()
+                if isinstance(chunk, Scores):
+                    self.scored = chunk.offset + len(chunk.entries)
+                else:
+                    self.emitted[chunk.choice] = chunk.offset + len(chunk.tokens)
+                    await self._pace()
             elif intake.outcome.complete:
                 return None
             else:

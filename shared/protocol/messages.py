@@ -107,15 +107,23 @@ class GenerateRequest(Message, frozen=True, kw_only=True):
     namespace: NamespaceParts
     prompt: bytes  # packed tokens
     choices: int
-    max_tokens: int
+    max_tokens: int  # 0 = only prime, for the prompt's log probabilities or its echo
     stop_ids: tuple[int, ...]  # ends of sequence included, unless the caller ignores them
     sampling: Sampling
     top_logprobs: int | None  # None = no logprobs; 0 = only the chosen token's
+    prompt_logprobs: (
+        int | None
+    )  # the same of every prompt token but the first; such a request bypasses the cache
     cache: CachePlan
     speculation: Speculation
     priority: Priority
     created_ns: int
     deadline_ns: int  # absolute; a worker does not start an expired request
+
+    @property
+    def to_score(self) -> int:
+        """Prompt tokens whose log probabilities are wanted: all but the first, or none."""
+        return max(0, len(self.prompt) // 4 - 1) if self.prompt_logprobs is not None else 0
 
 
 class CancelRequest(Message, frozen=True, kw_only=True):
@@ -147,7 +155,21 @@ class Started(Message, frozen=True, kw_only=True):
     fingerprint: str
     cached_tokens: int
     resumed_offsets: tuple[int, ...]  # a choice: completion tokens already in the journal
+    resumed_scores: int  # prompt tokens whose log probabilities are already in the journal
     at_ns: int
+
+
+class PromptScores(Message, frozen=True, kw_only=True):
+    """Log probabilities of prompt tokens, when they were asked for: of the prompt, so of all choices alike.
+
+    `entries[i]` scores prompt token `offset + i + 1`, from the row before it. All of them, `prompt tokens - 1`, come in
+    order and before the first `Frame` of any choice.
+    """
+
+    request_id: str
+    attempt: int
+    offset: int  # entries before this message
+    entries: tuple[TokenLogprobs, ...]
 
 
 class Frame(Message, frozen=True, kw_only=True):
@@ -202,6 +224,7 @@ class Terminal(Message, frozen=True, kw_only=True):
     failure: Failure | None
     cancel_reason: str | None
     prompt_tokens: int
+    scored_tokens: int  # prompt tokens whose log probabilities the journal holds
     cached_tokens: int
     completion_tokens: int
     cache_decision: str  # "hit", "miss", "bypass", "decode", or why a hit was not taken
@@ -213,7 +236,7 @@ class Terminal(Message, frozen=True, kw_only=True):
     at_ns: int
 
 
-StreamMessage = Started | Frame | Terminal
+StreamMessage = Started | PromptScores | Frame | Terminal
 
 
 # ---- workers ---------------------------------------------------------------------------------------------------------
@@ -396,9 +419,9 @@ class Freed(Message, frozen=True, kw_only=True):
 
 
 class AnswerSheet(Message, frozen=True, kw_only=True):
-    """What a gateway needs to tell a request's stream again: how its tokens become an answer, and no prompt.
+    """What a gateway needs to tell a request's stream again: how its tokens become an answer.
 
-    `request` is the one that was enqueued, without prompt, salt and labels.
+    `request` is the one that was enqueued, without salt and labels, and without its prompt unless the answer tells it.
     """
 
     request: GenerateRequest
@@ -409,6 +432,8 @@ class AnswerSheet(Message, frozen=True, kw_only=True):
     stops: tuple[str, ...]
     usage_chunk: bool
     token_ids: bool
+    echo: bool  # each choice begins with the prompt
+    prompt_logprobs: int | None  # to tell beside the answer; None = not asked for
     route: str
 
 

@@ -16,8 +16,10 @@ and obeys the actions that come back. Rules:
 - A gap makes the reader ask; an overlap is trimmed and must agree with what was relayed, else `Alarm`.
 - While a read is under way live messages are dropped: the journal has them, or will have at the next read.
 - A terminal is relayed once, when it is journalled and every token before it was relayed.
+- Log probabilities of the prompt come before any token: a token that is heard before them makes the reader ask.
 
-The state is bounded: what was relayed (at most `max_tokens` a choice, packed) and a few numbers.
+The state is bounded: what was relayed (at most `max_tokens` a choice, packed) and a few numbers. What is said of these
+messages and actions stands in `shared.protocol.messages` and `shared.protocol.news`.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final, assert_never
 
-from shared.protocol.messages import Frame, Started, StreamMessage, Terminal, TokenLogprobs, unpack_tokens
+from shared.protocol.messages import Frame, PromptScores, Started, StreamMessage, Terminal, unpack_tokens
+from shared.protocol.news import Action, Alarm, Claimed, Emit, End, ReadJournal, ReadLast, Scored
 
 _TOKEN_BYTES: Final = 4
 _REPEATS: Final = (
@@ -33,58 +36,25 @@ _REPEATS: Final = (
 )
 _FIRST_DELAY_S: Final = 0.02
 
-
-@dataclass(frozen=True, kw_only=True)
-class Claimed:
-    """A worker has the request. The first one binds it to a fingerprint."""
-
-    started: Started
-
-
-@dataclass(frozen=True, kw_only=True)
-class Emit:
-    """New tokens of a choice; `offset` = completion tokens of it relayed before."""
-
-    choice: int
-    offset: int
-    tokens: tuple[int, ...]
-    logprobs: tuple[TokenLogprobs, ...] | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReadJournal:
-    """Read what is stored after this sequence, perhaps after a pause; then call `read_done`."""
-
-    after: int
-    delay_s: float = 0.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReadLast:
-    """Read the last stored message, perhaps after a pause; then call `confirm`."""
-
-    delay_s: float = 0.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class End:
-    """The stream is over. Nothing comes after it."""
-
-    terminal: Terminal
-
-
-@dataclass(frozen=True, kw_only=True)
-class Alarm:
-    """Something that must not happen: the message was dropped. `reason` holds no tokens.
-
-    The reader should end its stream with an error: what comes after may not fit what was relayed.
-    """
-
-    reason: str
-
-
-Action = Claimed | Emit | ReadJournal | ReadLast | End | Alarm
 Step = tuple["StreamState", tuple[Action, ...]]
+
+__all__ = [
+    "Action",
+    "Alarm",
+    "Claimed",
+    "Emit",
+    "End",
+    "ReadJournal",
+    "ReadLast",
+    "Scored",
+    "Step",
+    "StreamState",
+    "ask",
+    "begin",
+    "confirm",
+    "read_done",
+    "step",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +64,8 @@ class StreamState:
     request_id: str
     max_tokens: int
     relayed: tuple[bytes, ...]  # a choice: packed tokens
+    to_score: int  # prompt tokens whose log probabilities were asked for
+    scored: int = 0  # of them relayed
     attempt: int = 0  # the newest that is believed; 0 = none
     sequence: int = 0  # the journal was read up to here
     reading: bool = False  # a ReadJournal is under way
@@ -106,9 +78,12 @@ class StreamState:
         return len(self.relayed[choice]) // _TOKEN_BYTES
 
 
-def begin(request_id: str, *, choices: int, max_tokens: int) -> StreamState:
-    """The state before anything was heard. `max_tokens` is a choice's, the request's own limit."""
-    return StreamState(request_id=request_id, max_tokens=max_tokens, relayed=(b"",) * choices)
+def begin(request_id: str, *, choices: int, max_tokens: int, to_score: int = 0) -> StreamState:
+    """The state before anything was heard. `max_tokens` is a choice's, the request's own limit; `to_score` prompt tokens
+    have log probabilities that were asked for."""
+    return StreamState(
+        request_id=request_id, max_tokens=max_tokens, relayed=(b"",) * choices, to_score=to_score
+    )
 
 
 def step(state: StreamState, message: StreamMessage, sequence: int = 0) -> Step:
@@ -144,7 +119,7 @@ def confirm(state: StreamState, message: StreamMessage | None, sequence: int = 0
             return _end(state, message)
         case Terminal():
             return _read(state)
-        case Started() | Frame() if sequence > state.sequence and _news(state, message):
+        case Started() | PromptScores() | Frame() if sequence > state.sequence and _news(state, message):
             return _read(state)
         case _ if state.missing and state.repeats < _REPEATS:
             state = replace(state, repeats=state.repeats + 1)
@@ -167,12 +142,12 @@ def _live(state: StreamState, message: StreamMessage) -> Step:
     match message:
         case Started():
             return _claim_heard(state, message)
-        case Frame():
+        case Frame() | PromptScores():
             if message.attempt < state.attempt:
                 return state, ()
             if message.attempt > state.attempt:
                 return _read(state)
-            return _frame(state, message, stored=False)
+            return _piece(state, message, stored=False)
         case Terminal():
             if 0 < message.attempt < state.attempt:
                 return state, ()
@@ -209,8 +184,8 @@ def _stored(state: StreamState, message: StreamMessage, sequence: int) -> Step:
             if message.attempt <= state.attempt:
                 return state, ()
             return replace(state, attempt=message.attempt), (Claimed(started=message),)
-        case Frame():
-            return _frame(replace(state, attempt=max(state.attempt, message.attempt)), message, stored=True)
+        case Frame() | PromptScores():
+            return _piece(replace(state, attempt=max(state.attempt, message.attempt)), message, stored=True)
         case Terminal():
             state, actions = _end(state, message)
             if _complete(state, message) or not message.ends:
@@ -224,13 +199,33 @@ def _follows(state: StreamState, claim: Started) -> bool:
     """Whether a journalled claim goes on after tokens that the journal holds: all before it was read, so was relayed.
     More may have been relayed, from live frames that the journal refused."""
     offsets = claim.resumed_offsets
-    if len(offsets) != len(state.relayed):
+    if len(offsets) != len(state.relayed) or not 0 <= claim.resumed_scores <= state.scored:
         return False
     return all(0 <= offset <= state.offset(choice) for choice, offset in enumerate(offsets))
 
 
+def _piece(state: StreamState, message: Frame | PromptScores, *, stored: bool) -> Step:
+    """Relay what is new in a message of the believed attempt."""
+    if isinstance(message, PromptScores):
+        return _scores(state, message, stored=stored)
+    if state.scored < state.to_score and not stored:
+        return _read(state)
+    return _frame(state, message, stored=stored)
+
+
+def _scores(state: StreamState, scores: PromptScores, *, stored: bool) -> Step:
+    if scores.offset < 0 or scores.offset + len(scores.entries) > state.to_score:
+        return state, (Alarm(reason="log probabilities beyond the prompt"),)
+    if scores.offset > state.scored:
+        return (state, (Alarm(reason="the journal has a gap"),)) if stored else _read(state)
+    new = scores.entries[state.scored - scores.offset :]
+    if not new:
+        return state, ()
+    scored = Scored(offset=state.scored, entries=new)
+    return replace(state, scored=state.scored + len(new), repeats=0), (scored,)
+
+
 def _frame(state: StreamState, frame: Frame, *, stored: bool) -> Step:
-    """Relay what is new in a frame of the believed attempt."""
     fault = _fault(state, frame)
     if fault is not None:
         return state, (Alarm(reason=fault),)
@@ -279,15 +274,19 @@ def _end(state: StreamState, terminal: Terminal) -> Step:
 
 
 def _complete(state: StreamState, terminal: Terminal) -> bool:
-    """Whether every token that a terminal counts has been relayed, for every choice."""
+    """Whether everything that a terminal counts has been relayed: of the prompt, and every token of every choice."""
     counted = {end.choice: end.emitted_tokens for end in terminal.ends}
-    return all(counted.get(choice) == state.offset(choice) for choice in range(len(state.relayed)))
+    return terminal.scored_tokens == state.scored and all(
+        counted.get(choice) == state.offset(choice) for choice in range(len(state.relayed))
+    )
 
 
-def _news(state: StreamState, message: Started | Frame) -> bool:
+def _news(state: StreamState, message: Started | PromptScores | Frame) -> bool:
     """Whether the last stored message tells of something that was not relayed."""
     if message.attempt > state.attempt:
         return True
+    if isinstance(message, PromptScores):
+        return message.offset + len(message.entries) > state.scored
     if isinstance(message, Started) or not 0 <= message.choice < len(state.relayed):
         return False
     return message.offset + len(message.tokens) // _TOKEN_BYTES > state.offset(message.choice)

@@ -1,7 +1,8 @@
 """POST /v1/completions: one raw prompt, as text or as token ids.
 
 A text prompt is the caller's whole prompt, so control tokens in it are control tokens. Several prompts are several
-requests; `echo`, `suffix` and `best_of` other than `n` are refused.
+requests; `suffix` and `best_of` other than 1 are refused. With `echo` a prompt may be told, and scored, without any
+completion: `max_tokens` 0.
 """
 
 from __future__ import annotations
@@ -26,10 +27,16 @@ class CompletionRequest(GenerationFields):
         | Annotated[Items[IdsPrompt], Field(min_length=1, max_length=1)],
         Field(union_mode="left_to_right"),
     ]
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
     logprobs: Annotated[int, Field(ge=0)] | None = None
-    echo: Literal[False] | None = None
+    echo: bool | None = None
     suffix: None = None
     best_of: Literal[1] | None = None
+
+    @property
+    def echoes(self) -> bool:
+        """Whether each choice begins with the prompt."""
+        return bool(self.echo)
 
     def single_prompt(self) -> str | list[int]:
         """The one prompt, in whichever of the four spellings it came."""

@@ -76,6 +76,7 @@ class GenerationFields(Strict):
     speculation: SpeculationFields | None = None
     priority: Priority | None = None
     return_token_ids: bool | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0)] | None = None
     session_id: Annotated[str, Field(min_length=1, max_length=256)] | None = None
 
     # hints where the conversation goes on: they name nothing that could be read or shared

@@ -18,8 +18,8 @@ def check_request(request: GenerateRequest, *, vocab: int, window: int) -> None:
     prompt = len(request.tokens)
     if prompt < 1:
         raise InvalidRequest("a prompt has at least one token", param="tokens")
-    if request.max_tokens < 1:
-        raise InvalidRequest("max_tokens is at least 1", param="max_tokens")
+    if request.max_tokens < 0:
+        raise InvalidRequest("max_tokens is at least 0, which primes and says nothing", param="max_tokens")
     if prompt + request.max_tokens > window:
         raise ContextLengthExceeded(prompt_tokens=prompt, max_tokens=request.max_tokens, window=window)
     if len(request.root) != ROOT_BYTES or len(request.chain) != prompt // BLOCK_ROWS:

@@ -80,7 +80,7 @@ def terminal(request: str, tenant: str = "t_1", completion_tokens: int = 7, mode
                 stop_id=None, spec=SpecTelemetry(rounds=1, drafted=3, accepted=2),
             ),
         ),
-        failure=None, cancel_reason="client_disconnected", prompt_tokens=100, cached_tokens=64,
+        failure=None, cancel_reason="client_disconnected", prompt_tokens=100, scored_tokens=0, cached_tokens=64,
         completion_tokens=completion_tokens, cache_decision="hit", reuse="prefill", exact=True, queue_ns=1, prime_ns=1, decode_ns=1,
         at_ns=1_750_000_000_000_000_000,
     )  # fmt: skip

@@ -33,7 +33,7 @@ async def _thief(here: World) -> None:
     attempt = getattr(message, "attempt", 0) + 1
     started = Started(
         request_id="r1", attempt=attempt, worker_id="thief", fingerprint=FINGERPRINT, cached_tokens=0,
-        resumed_offsets=(0,), at_ns=0,
+        resumed_offsets=(0,), resumed_scores=0, at_ns=0,
     )  # fmt: skip
     await here.transport.append(subjects.tokens("r1"), codec.encode(started))
 

@@ -30,6 +30,7 @@ def test_frames_fold_to_what_was_told(
         worker_id="w",
         terminal=None,
         tokens=tuple(map(tuple, told)),
+        scores=0,
     )
     buffer = FrameBuffer(resumed)
     sequence = 0

@@ -12,6 +12,7 @@ from shared.protocol import stream
 from shared.protocol.messages import (
     ChoiceEnd,
     Frame,
+    PromptScores,
     SpecTelemetry,
     Started,
     StreamMessage,
@@ -19,7 +20,17 @@ from shared.protocol.messages import (
     TokenLogprobs,
     pack_tokens,
 )
-from shared.protocol.stream import Alarm, Claimed, Emit, End, ReadJournal, ReadLast, Step, StreamState
+from shared.protocol.stream import (
+    Alarm,
+    Claimed,
+    Emit,
+    End,
+    ReadJournal,
+    ReadLast,
+    Scored,
+    Step,
+    StreamState,
+)
 
 REQUEST = "r"
 
@@ -29,7 +40,7 @@ def truth(choice: int, length: int) -> tuple[int, ...]:
     return tuple((choice + 1) * 1000 + index for index in range(length))
 
 
-def started(attempt: int, offsets: tuple[int, ...], worker: str = "w") -> Started:
+def started(attempt: int, offsets: tuple[int, ...], worker: str = "w", *, scored: int = 0) -> Started:
     return Started(
         request_id=REQUEST,
         attempt=attempt,
@@ -37,8 +48,19 @@ def started(attempt: int, offsets: tuple[int, ...], worker: str = "w") -> Starte
         fingerprint="f",
         cached_tokens=0,
         resumed_offsets=offsets,
+        resumed_scores=scored,
         at_ns=0,
     )
+
+
+def worth(entry: int) -> TokenLogprobs:
+    """What the prompt's token `entry + 1` is worth."""
+    return TokenLogprobs(token=5000 + entry, logprob=-float(entry), top=())
+
+
+def scores(attempt: int, offset: int, count: int) -> PromptScores:
+    entries = tuple(worth(entry) for entry in range(offset, offset + count))
+    return PromptScores(request_id=REQUEST, attempt=attempt, offset=offset, entries=entries)
 
 
 def frame(
@@ -54,7 +76,7 @@ def frame(
     )
 
 
-def terminal(attempt: int, lengths: tuple[int, ...]) -> Terminal:
+def terminal(attempt: int, lengths: tuple[int, ...], *, scored: int = 0) -> Terminal:
     ends = tuple(
         ChoiceEnd(
             choice=choice,
@@ -76,7 +98,8 @@ def terminal(attempt: int, lengths: tuple[int, ...]) -> Terminal:
         ends=ends,
         failure=None,
         cancel_reason=None,
-        prompt_tokens=1,
+        prompt_tokens=1 + scored,
+        scored_tokens=scored,
         cached_tokens=0,
         completion_tokens=sum(lengths),
         cache_decision="miss",
@@ -105,6 +128,7 @@ class Reader:
     journal: list[Published]
     visible: int = 0
     emitted: dict[int, list[int]] = field(default_factory=dict)
+    scored: list[TokenLogprobs] = field(default_factory=list)
     ends: int = 0
     alarms: list[str] = field(default_factory=list)
     reads: int = 0
@@ -118,6 +142,11 @@ class Reader:
 
     def act(self, action: stream.Action) -> list[Step]:
         match action:
+            case Scored():
+                assert self.ends == 0
+                assert not self.emitted, "a token came before the prompt was told"
+                assert action.offset == len(self.scored)
+                self.scored.extend(action.entries)
             case Emit():
                 assert self.ends == 0
                 tokens = self.emitted.setdefault(action.choice, [])
@@ -160,9 +189,28 @@ class Reader:
 
 
 @st.composite
+def prompts(
+    draw: st.DrawFn, attempt: int, scored: int, to_score: int, most: int
+) -> list[tuple[PromptScores, bool]]:
+    """What an attempt tells of the prompt, in at most `most` pieces, and whether the journal takes it: not from a worker
+    that lost its claim."""
+    told: list[tuple[PromptScores, bool]] = []
+    for _ in range(most):
+        count = min(draw(st.integers(1, 3)), to_score - scored)
+        if count and attempt > 1 and draw(st.booleans()):
+            told.append((scores(attempt - 1, draw(st.integers(0, scored)), 1), False))
+        if count:
+            told.append((scores(attempt, scored, count), True))
+            scored += count
+    return told
+
+
+@st.composite
 def histories(draw: st.DrawFn) -> tuple[tuple[int, ...], list[Published]]:
-    """What is published, in order: some attempts, the last of which ends; among them what the journal refuses."""
+    """What is published, in order: some attempts, the last of which ends; among them what the journal refuses. The
+    prompt is told first, if anything is wanted of it."""
     lengths = tuple(draw(st.lists(st.integers(0, 12), min_size=1, max_size=3)))
+    to_score, scored = draw(st.sampled_from([0, 0, 1, 5])), 0
     offsets = [0] * len(lengths)
     published: list[Published] = []
     sequence = draw(st.integers(1, 50))
@@ -180,8 +228,19 @@ def histories(draw: st.DrawFn) -> tuple[tuple[int, ...], list[Published]]:
 
     attempts = draw(st.integers(1, 3))
     for attempt in range(1, attempts + 1):
-        store(started(attempt, tuple(offsets)))
-        left = [choice for choice in range(len(lengths)) if offsets[choice] < lengths[choice]]
+        store(started(attempt, tuple(offsets), scored=scored))
+        most = to_score if attempt == attempts else draw(st.integers(0, 3))
+        for told, taken in draw(prompts(attempt, scored, to_score, most)):
+            if taken:
+                store(told)
+                scored += len(told.entries)
+            else:
+                published.append(Published(told, 0))
+        left = (
+            []
+            if scored < to_score
+            else [choice for choice in range(len(lengths)) if offsets[choice] < lengths[choice]]
+        )
         steps = sum(lengths) if attempt == attempts else draw(st.integers(0, 4))
         while left and steps:
             steps -= 1
@@ -192,14 +251,22 @@ def histories(draw: st.DrawFn) -> tuple[tuple[int, ...], list[Published]]:
             left = [one for one in left if offsets[one] < lengths[one]]
             match draw(st.integers(0, 9)):
                 case 0:  # a worker that lost the race for a later claim
-                    published.append(Published(started(attempt + 1, tuple(offsets), "loser"), 0))
+                    loser = started(attempt + 1, tuple(offsets), "loser", scored=scored)
+                    published.append(Published(loser, 0))
                 case 1 if attempt > 1:  # one that does not know yet that it lost its claim
                     old = draw(st.integers(0, lengths[choice]))
                     published.append(Published(burst(attempt - 1, choice, old), 0))
                 case 2 if attempt > 1:
-                    published.append(Published(terminal(attempt - 1, lengths), 0))
-    store(terminal(attempts, lengths))
+                    published.append(Published(terminal(attempt - 1, lengths, scored=to_score), 0))
+    store(terminal(attempts, lengths, scored=to_score))
     return lengths, published
+
+
+def begin(lengths: tuple[int, ...], published: list[Published]) -> StreamState:
+    """A reader's state, who knows what was asked for."""
+    end = published[-1].message
+    assert isinstance(end, Terminal)
+    return stream.begin(REQUEST, choices=len(lengths), max_tokens=12, to_score=end.scored_tokens)
 
 
 @given(history=histories(), data=st.data())
@@ -208,10 +275,7 @@ def test_c2_any_delivery_gives_the_exact_stream_once(
     history: tuple[tuple[int, ...], list[Published]], data: st.DataObject
 ) -> None:
     lengths, published = history
-    reader = Reader(
-        stream.begin(REQUEST, choices=len(lengths), max_tokens=max(12, *lengths)),
-        [one for one in published if one.sequence],
-    )
+    reader = Reader(begin(lengths, published), [one for one in published if one.sequence])
     order = list(range(len(published)))
     for _ in range(data.draw(st.integers(0, 3), label="swaps")):
         at = data.draw(st.integers(0, max(0, len(order) - 2)))
@@ -231,6 +295,7 @@ def test_c2_any_delivery_gives_the_exact_stream_once(
     assert {choice: tuple(tokens) for choice, tokens in reader.emitted.items()} == {
         choice: truth(choice, length) for choice, length in enumerate(lengths) if length
     }
+    assert reader.scored == [worth(entry) for entry in range(reader.state.to_score)]
     assert reader.reads <= 8 * len(published) + 8
 
 
@@ -241,14 +306,13 @@ def test_c2_the_journal_alone_gives_the_exact_stream(
 ) -> None:
     """A reader that resumes (Last-Event-ID) hears nothing live."""
     lengths, published = history
-    reader = Reader(
-        stream.begin(REQUEST, choices=len(lengths), max_tokens=12), [one for one in published if one.sequence]
-    )
+    reader = Reader(begin(lengths, published), [one for one in published if one.sequence])
     reader.visible = len(reader.journal)
     reader.do(stream.ask(reader.state))
     assert reader.ends == 1
     assert reader.alarms == []
     assert [len(reader.emitted.get(choice, [])) for choice in range(len(lengths))] == list(lengths)
+    assert len(reader.scored) == reader.state.to_score
 
 
 @given(history=histories(), pick=st.integers(0, 200))
@@ -263,8 +327,9 @@ def test_a_journal_that_disagrees_with_what_was_relayed_raises_an_alarm(
     if not firsts:
         return
     right = firsts[pick % len(firsts)]
-    reader = Reader(stream.begin(REQUEST, choices=len(lengths), max_tokens=12), stored, visible=len(stored))
+    reader = Reader(begin(lengths, published), stored, visible=len(stored))
     reader.do(stream.step(reader.state, started(1, (0,) * len(lengths))))
+    reader.do(stream.step(reader.state, scores(1, 0, reader.state.to_score)))
     reader.do(stream.step(reader.state, frame(1, right.choice, 0, (999_999,))))
     for one in stored:
         reader.do(stream.step(reader.state, one.message, one.sequence))

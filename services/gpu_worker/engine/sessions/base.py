@@ -106,6 +106,8 @@ class Session(PromptSide):
     def end_prime(self, logits: Row) -> None:
         """Decide the first token from the last prompt row [V]; it waits as `next_pred`."""
         self.capture_at = self.ckpt_at = None
+        if self.completion.over():
+            return
         try:
             self.decide_next(logits)
         except EngineFault as fault:

@@ -35,6 +35,12 @@ class Completion:
         """Tokens that may still come."""
         return self._max_tokens - self.tokens
 
+    def over(self) -> bool:
+        """Whether nothing may be said, and the stream ends so before its first token: it only primed."""
+        if self.budget_left <= 0:
+            self.end(Ending(reason=FinishReason.LENGTH))
+        return self.ending is not None
+
     @property
     def replaying(self) -> bool:
         """Whether the journal knows the next token."""

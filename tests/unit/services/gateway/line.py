@@ -37,6 +37,7 @@ from shared.protocol.messages import (
     Lookup,
     LookupReply,
     Message,
+    PromptScores,
     Recall,
     Remember,
     Remembered,
@@ -46,6 +47,7 @@ from shared.protocol.messages import (
     Terminal,
     TokenLogprobs,
     pack_tokens,
+    unpack_tokens,
 )
 from shared.telemetry import build
 from shared.transport.base import Delivery, Received, Transport
@@ -146,9 +148,10 @@ class Work:
         self.cancels: list[CancelRequest] = []
         self.cancelled = asyncio.Event()
         self.emitted = [0] * self.request.choices
+        self.scored = 0
         self.attempt = 1
 
-    async def append(self, message: Started | Frame | Terminal) -> None:
+    async def append(self, message: Started | PromptScores | Frame | Terminal) -> None:
         """Journal a message; readers see it live as well."""
         await self.worker.transport.append(subjects.tokens(self.request.request_id), codec.encode(message))
 
@@ -162,9 +165,36 @@ class Work:
                 fingerprint=FINGERPRINT,
                 cached_tokens=cached,
                 resumed_offsets=tuple(self.emitted),
+                resumed_scores=self.scored,
                 at_ns=SYSTEM.wall_ns(),
             )
         )
+
+    async def score(self, count: int | None = None) -> None:
+        """The next `count` log probabilities of the prompt, all by default: token p is worth -p / 8, and so are the likeliest
+        ones, by ids from 2000 + p on."""
+        prompt, most = unpack_tokens(self.request.prompt), self.request.prompt_logprobs
+        if most is None:
+            return
+        end = len(prompt) - 1 if count is None else self.scored + count
+        entries = tuple(
+            TokenLogprobs(
+                token=prompt[place + 1],
+                logprob=-(place + 1) / 8,
+                top=tuple((2001 + place + rank, -(place + 1) / 8 - rank) for rank in range(most)),
+            )
+            for place in range(self.scored, end)
+        )
+        if entries:
+            await self.append(
+                PromptScores(
+                    request_id=self.request.request_id,
+                    attempt=self.attempt,
+                    offset=self.scored,
+                    entries=entries,
+                )
+            )
+        self.scored = max(self.scored, end)
 
     async def burst(self, tokens: Sequence[int], choice: int = 0) -> None:
         """One frame."""
@@ -220,6 +250,7 @@ class Work:
                 failure=failure,
                 cancel_reason=cancel_reason,
                 prompt_tokens=len(request.prompt) // 4,
+                scored_tokens=self.scored,
                 cached_tokens=cached,
                 completion_tokens=sum(end.completion_tokens for end in ends),
                 cache_decision="hit" if cached else "miss",
@@ -241,10 +272,12 @@ def says(text: str, *, size: int = 3, finish: FinishReason = "stop", cached: int
 
     async def script(work: Work) -> None:
         await work.start(cached=cached)
+        await work.score()
+        silent = work.request.max_tokens == 0
         for choice in range(work.request.choices):
-            for burst in words(text, size=size):
+            for burst in [] if silent else words(text, size=size):
                 await work.burst(burst, choice)
-        await work.end(finish, cached=cached)
+        await work.end("length" if silent else finish, cached=cached)
 
     return script
 

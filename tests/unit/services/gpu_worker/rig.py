@@ -55,7 +55,7 @@ def make_request(
     request = GenerateRequest(
         request_id=request_id, tenant="t", key_id="k", model="m",
         namespace=NamespaceParts(fingerprint=FINGERPRINT, adapter_digest="", tenant="t", salt=""),
-        prompt=pack_tokens(PROMPT), choices=1, max_tokens=20, stop_ids=(), sampling=SAMPLING, top_logprobs=None,
+        prompt=pack_tokens(PROMPT), choices=1, max_tokens=20, stop_ids=(), sampling=SAMPLING, top_logprobs=None, prompt_logprobs=None,
         cache=CachePlan(enabled=True, checkpoint_at=None, capture_at=None, labels=(), reuse="prefill"),
         speculation=Speculation(drafter="mtp", k=3), priority="normal", created_ns=now,
         deadline_ns=now + 600_000_000_000,

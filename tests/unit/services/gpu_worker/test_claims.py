@@ -21,7 +21,7 @@ from tests.unit.services.gpu_worker.scripted import FINGERPRINT, stream
 async def _claim(here: World, attempt: int, worker_id: str, expected: int, request_id: str = "r1") -> int:
     started = Started(
         request_id=request_id, attempt=attempt, worker_id=worker_id, fingerprint=FINGERPRINT, cached_tokens=0,
-        resumed_offsets=(0,), at_ns=attempt,
+        resumed_offsets=(0,), resumed_scores=0, at_ns=attempt,
     )  # fmt: skip
     stored = await here.transport.append(
         subjects.tokens(request_id), codec.encode(started), expected_last_subject_sequence=expected

@@ -29,7 +29,7 @@ def _frame(offset: int, *tokens: int, choice: int = 0, attempt: int = 1) -> Fram
 def _started(attempt: int, fingerprint: str = "f") -> Started:
     return Started(
         request_id="r", attempt=attempt, worker_id="w", fingerprint=fingerprint, cached_tokens=0,
-        resumed_offsets=(0,), at_ns=0,
+        resumed_offsets=(0,), resumed_scores=0, at_ns=0,
     )  # fmt: skip
 
 

@@ -39,7 +39,7 @@ def _outcome(choices: int = 1) -> Outcome:
 
 
 def _terminal(outcome: Outcome, *emitted: int, failure: Failure | None = None) -> Terminal:
-    return outcome.terminal(attempt=1, worker_id="w", emitted=emitted, failure=failure, at_ns=0)
+    return outcome.terminal(attempt=1, worker_id="w", emitted=emitted, scored=0, failure=failure, at_ns=0)
 
 
 def _decide(
@@ -139,7 +139,9 @@ def test_c1_7_a_later_attempt_at_a_turn_that_may_have_gone_on_from_them_is_not_c
     outcome.request = msgspec.structs.replace(outcome.request, cache=plan)
     outcome.finished = {0: _finished(0)}
     for attempt, exact in ((1, True), (2, False)):
-        terminal = outcome.terminal(attempt=attempt, worker_id="w", emitted=(20,), failure=None, at_ns=0)
+        terminal = outcome.terminal(
+            attempt=attempt, worker_id="w", emitted=(20,), scored=0, failure=None, at_ns=0
+        )
         assert terminal.exact is exact
 
 

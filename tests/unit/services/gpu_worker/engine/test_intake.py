@@ -29,7 +29,7 @@ def test_fr_16_too_long_names_the_largest_servable_length() -> None:
         ({"tokens": ()}, "tokens"),
         ({"tokens": (512,) * 100}, "tokens"),
         ({"tokens": (-1,) * 100}, "tokens"),
-        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -1}, "max_tokens"),
         ({"chain": ()}, "chain"),
         ({"root": b"short"}, "chain"),
         ({"emitted": (1,) * 13}, "emitted"),
