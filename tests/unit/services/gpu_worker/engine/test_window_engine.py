@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,9 @@ from typing import Any
 import pytest
 import torch
 
+from services.gpu_worker.engine.cache.prices import Prices
 from services.gpu_worker.engine.engine import Engine
+from services.gpu_worker.engine.faults import Faults, StreamKey
 from services.gpu_worker.engine.models.loader import LoadedModel, load_model
 from services.gpu_worker.engine.models.random_dense import WINDOW, dense_hf_config, write_random_dense
 from services.gpu_worker.engine.requests import Burst, EngineLimits, GenerateRequest, Parked
@@ -189,3 +192,59 @@ def test_two_models_of_other_windows_have_other_fingerprints() -> None:
             model = load_model(write_random_dense(Path(folder), config, seed=7))
             seen.add(build(model=model).fingerprint)
     assert len(seen) == 2
+
+
+def test_r_q6_a_whole_prompt_is_restored_with_its_tail() -> None:
+    tokens, one = LONG[:448], engine()
+    for name, cached in (("first", 0), ("again", 448)):
+        outcome = run_one(one, turn(name, tokens))
+        assert (said(outcome), outcome.cached_tokens) == (cold(tokens), cached)
+    baseline(one)
+
+
+class _GivesWay(Faults):
+    """The stream gives way after every round, once it has decoded."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows, self.given = rows, 0
+
+    def give_way(self, stream: StreamKey, rows: int) -> bool:
+        going = rows > self.rows
+        self.rows, self.given = max(self.rows, rows), self.given + going
+        return going
+
+
+@pytest.mark.parametrize("k", [0, 3])
+def test_r_q17_a_tail_is_taken_wherever_a_round_ends(k: int) -> None:
+    """Decode checkpoints lie off the grid: each is a copy of the last window at that row, and comes back as it was."""
+    faults = _GivesWay(len(LONG))
+    one = build(model=gemma(), faults=faults, limits=replace(ALWAYS, burst_rounds=1, decode_ckpt_blocks=1))
+    outcome = run_one(one, turn("one", speculation_k=k, drafter="ngram", max_tokens=90))
+    assert said(outcome) == cold(LONG, 90)
+    assert faults.given > 30
+    assert one.stats().prefill_tokens < 2 * len(LONG), "it came back without its prompt"
+    baseline(one)
+
+
+@pytest.mark.parametrize("k", [0, 5])
+def test_c1_decode_made_rows_go_on_from_their_tail(k: int) -> None:
+    """`reuse = "decode"`: the next turn finds the window at the last row of the one before, whatever the drafter."""
+    streams = []
+    for drafted in (0, k):
+        one = engine(limits=ALWAYS)
+        fields: dict[str, Any] = {"reuse": "decode", "speculation_k": drafted, "drafter": "ngram"}
+        first = run_one(one, turn("one", **fields))
+        assert said(first) == cold()
+        tokens = (*LONG, *first.tokens, *prompt(150, seed=12))
+        second = run_one(one, turn("two", tokens, **fields))
+        assert second.cached_tokens == len(LONG) + len(first.tokens)
+        assert second.end.reuse == "decode"
+        streams.append(said(second))
+        baseline(one)
+    assert streams[0] == streams[1]
+
+
+def test_prices_count_the_tail() -> None:
+    one = engine()
+    assert Prices.of(one.dims).state_bytes == one.state_bytes
+    assert Prices.of(one.dims).block_bytes == one.kv.block_bytes
