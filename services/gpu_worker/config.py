@@ -48,6 +48,9 @@ class WorkerSettings(Settings):
     """Streams, running and queued, up to which a new one gets a drafter."""
     spec_high: int = Field(default=4, ge=2)
     """From so many on all decode plainly. At least `spec_low` + 1."""
+    spec_least_gain: float = Field(default=1.1, ge=0)
+    """Over `spec_low`, tokens a second over those of plain decode with which streams speculate in spite of the load, by
+    launches timed at the start; 0 = the load alone decides, else more than 1."""
     spec_floor: float = Field(default=1.1, ge=0)
     """Tokens a verify under which a stream's drafter is turned off."""
     spec_floor_rounds: int = Field(default=64, ge=1)
@@ -99,6 +102,8 @@ class WorkerSettings(Settings):
             raise ValueError("speculation_k must be less than max_verify")
         if self.spec_high < self.spec_low + 1:
             raise ValueError("spec_high must be at least spec_low + 1")
+        if 0 < self.spec_least_gain <= 1:
+            raise ValueError("spec_least_gain must be over 1, or 0")
         if self.max_context > self.num_blocks * BLOCK_ROWS:
             raise ValueError(f"max_context must fit num_blocks * {BLOCK_ROWS}")
         return self
@@ -130,7 +135,9 @@ class WorkerSettings(Settings):
             max_waiting=self.max_running * 128,
             burst_rounds=self.burst_rounds,
             busy_burst_rounds=self.busy_burst_rounds,
-            spec_gate=SpecGate(low=self.spec_low, high=self.spec_high),
+            spec_gate=SpecGate(
+                low=self.spec_low, high=self.spec_high, least_gain=self.spec_least_gain or None
+            ),
             floor=self.spec_floor,
             floor_rounds=self.spec_floor_rounds,
             decode_ckpt_blocks=self.decode_ckpt_blocks,

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from services.gpu_worker.app import Readiness
 from services.gpu_worker.config import WorkerSettings
-from services.gpu_worker.engine.requests import DrafterOff, DrafterOffReason, Parked
+from services.gpu_worker.engine.requests import DrafterOff, DrafterOffReason, Parked, SpecGate
 from services.gpu_worker.host import EngineHost
 from services.gpu_worker.intake import Intake
 from services.gpu_worker.metrics import EngineCollector
@@ -154,6 +154,7 @@ async def test_the_journal_and_the_broker_get_the_trace_too() -> None:
         {"num_blocks": 4, "max_context": 4096},
         {"drafter": "oracle"},
         {"spec_low": 4, "spec_high": 4},
+        {"spec_least_gain": 1.0},
     ],
 )
 def test_settings_that_cannot_work_are_refused(bad: dict[str, object]) -> None:
@@ -165,6 +166,8 @@ def test_settings_make_the_engine_s_configuration() -> None:
     settings = WorkerSettings(num_blocks=100, max_context=640, drafter="none")
     assert settings.engine_config().num_blocks == 100
     assert settings.max_drafts == 0
+    assert settings.engine_limits().spec_gate == SpecGate(low=2, high=4, least_gain=1.1)
+    assert WorkerSettings(spec_least_gain=0).engine_limits().spec_gate == SpecGate(low=2, high=4)
     assert WorkerSettings().worker_id != WorkerSettings().worker_id
 
 
