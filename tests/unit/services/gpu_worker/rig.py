@@ -28,6 +28,7 @@ from shared.protocol.messages import (
     Frame,
     GenerateRequest,
     NamespaceParts,
+    PromptScores,
     Sampling,
     Speculation,
     Started,
@@ -166,7 +167,7 @@ class World:
         message = CancelRequest(request_id=request_id, reason=reason, choice=choice, offset=offset)  # type: ignore[arg-type]
         await self.transport.append(subjects.cancel(request_id), codec.encode(message))
 
-    async def journalled(self, request_id: str = "r1") -> list[Started | Frame | Terminal]:
+    async def journalled(self, request_id: str = "r1") -> list[Started | PromptScores | Frame | Terminal]:
         stored = await self.transport.read(subjects.JOURNAL.name, subjects.tokens(request_id))
         return [codec.decode(message.data) for message in stored]  # type: ignore[misc]
 

@@ -26,6 +26,7 @@ from services.gpu_worker.engine.requests import (
     PoolCounts,
     Pressure,
     Primed,
+    PromptScored,
     SpecTelemetry,
     TokenLogprob,
 )
@@ -54,6 +55,8 @@ from shared.transport.base import Received, Subscription, Transport
 FINGERPRINT = "f" * 64
 STATE_BYTES, ROW_BYTES = 1000, 10
 POOL = 1000
+PIECE = 30
+"""Prompt tokens that are scored in a step."""
 
 DIMS = ModelDims(
     vocab=50_000, hidden=8, intermediate=8, layer_types=("linear_attention", "full_attention"), heads=2, kv_heads=1,
@@ -73,6 +76,11 @@ def stream(prompt: Sequence[int], seed: int, count: int) -> tuple[int, ...]:
     return tuple(token_at(prompt, seed, position) for position in range(count))
 
 
+def worth(prompt: Sequence[int], place: int) -> TokenLogprob:
+    """What the prompt's token at a place is worth."""
+    return TokenLogprob(token=prompt[place], logprob=-place / 8, top=((place, -0.5),))
+
+
 @dataclass
 class _Run:
     request: GenerateRequest
@@ -80,6 +88,7 @@ class _Run:
     cached: int = 0
     hit_key: bytes | None = None
     primed: bool = False
+    scored: int = 0
     rounds: int = 0
 
 
@@ -192,9 +201,20 @@ class ScriptedEngine:
             return [self._finish(run, FinishReason.CANCELLED, detail=reason)]
         if not allowed:  # this step is for the cancelled alone
             return []
+        if run.request.prompt_logprobs is not None and run.scored < len(run.request.tokens) - 1:
+            return [self._score(run)]
         if not run.primed:
             return self._prime(run)
         return self._burst(run)
+
+    def _score(self, run: _Run) -> PromptScored:
+        request, start = run.request, run.scored
+        run.scored = min(start + PIECE, len(request.tokens) - 1)
+        return PromptScored(
+            request_id=request.request_id, choice=request.choice, offset=start,
+            entries=tuple(worth(request.tokens, place) for place in range(start + 1, run.scored + 1)),
+            end_ns=self.clock.wall_ns(),
+        )  # fmt: skip
 
     def _prime(self, run: _Run) -> list[Event]:
         request, now = run.request, self.clock.wall_ns()
