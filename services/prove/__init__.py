@@ -8,6 +8,7 @@
     scene     a cell about to run                                         script    the engine's fault hooks, told what to do
     families  claims that are no value of an axis, by their own trials    report    table, evidence object
     shards    the parts of a run, each in a process                       command   the command line
+    turns     the family of `reuse = "decode"`                            trial     one trial of a family
 
 To add something to be shown:
 

@@ -82,8 +82,11 @@ COMPANIES: Final[Mapping[str, int]] = {"alone": 1, "16 together": 16}
 CHUNKS: Final[Mapping[str, int]] = {"chunk 64": 64, "chunk 128": 128, "chunk 512": 512, "chunk 1024": 1024}
 
 POLICIES: Final[Mapping[str, Policy]] = {
-    "always draft": Policy(base=EngineLimits(spec_gate=None, draft_cost=0.0, ngram_cost=0.0, floor=0.0)),
-    "draft if it pays": Policy(base=EngineLimits(spec_gate=SpecGate())),
+    "always draft": Policy(
+        base=EngineLimits(spec_gate=None, draft_cost=0.0, ngram_cost=0.0, floor=0.0, decode_ckpt_blocks=1)
+    ),
+    # Without decode checkpoints: what was set aside is replayed from its prompt.
+    "draft if it pays": Policy(base=EngineLimits(spec_gate=SpecGate(), decode_ckpt_blocks=0)),
 }
 
 CACHES: Final[Mapping[str, Callable[[Scene], int]]] = {

@@ -10,15 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from services.prove import turns
 from services.prove.compare import Verdict, crashed
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Trial:
-    """`name` says what is tried, as a cell's words do. `run` makes its own engine and gives everything back."""
-
-    name: str
-    run: Callable[[], Verdict]
+from services.prove.trial import Trial
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,7 +26,7 @@ class TrialOutcome:
 Family = Callable[[bool, int], Sequence[Trial]]
 """(whole run, seed) -> its trials; few and cheap ones for `--quick`. The same arguments give the same trials."""
 
-FAMILIES: Final[Mapping[str, Family]] = {}
+FAMILIES: Final[Mapping[str, Family]] = {"turns that go on from what was decoded": turns.family}
 """By the name that the table and the evidence tell."""
 
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from services import cli
 from services.gpu_worker.engine.sessions.base import Session
-from services.prove import command, models
+from services.prove import command, families, models
 from services.prove.axes import AXES, Cell
 
 CELL = Cell(
@@ -28,6 +28,7 @@ CELLS = [replace(CELL, way=way) for way in ("whole", "demoted", "parked and repl
 @pytest.fixture(autouse=True)
 def _one_cell(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "quick", lambda seed: CELLS)
+    monkeypatch.setattr(families, "FAMILIES", {})
 
 
 def test_0_and_a_file_when_all_is_equal(tmp_path: Path) -> None:
