@@ -378,8 +378,8 @@ class EngineLimits:
     burst_rounds: int = 8  #: verify passes between two scheduler decisions
     busy_burst_rounds: int = 2  #: the same while a prompt is being primed
     spec_gate: SpecGate | None = None  #: null = speculate at any load
-    draft_cost: float = 0.35  #: of one MTP draft in verify passes (measured on pocket); 0 = never shorten
-    ngram_cost: float = 0.05  #: the same of one n-gram draft, which costs its verify column alone
+    draft_cost: float = 0.35  #: of one MTP draft and its column, in verify passes; 0 = never shorten
+    ngram_cost: float = 0.1  #: the same of one n-gram draft, which costs its verify column alone
     floor: float = 1.1  #: tokens a verify under which a stream's drafter is turned off (FR-22); 0 = never
     floor_rounds: int = 64  #: rounds that are judged together
     max_parked: int = 32  #: finished sessions that wait for their next turn
