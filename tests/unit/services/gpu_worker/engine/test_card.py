@@ -1,0 +1,134 @@
+"""The card's side of the engine, on triton's interpreter: fixed-address inputs, the lazy fold, rounds that run whole."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("TRITON_INTERPRET", "1")
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels import dispatch
+from services.gpu_worker.engine.batch import PrefillChunk, VerifyRows
+from services.gpu_worker.engine.cache.kv_pool import KVPool
+from services.gpu_worker.engine.cache.state_pool import StatePool
+from services.gpu_worker.engine.config import FULL, LINEAR, EngineConfig
+from services.gpu_worker.engine.device_rounds import DeviceRounds
+from services.gpu_worker.engine.inputs import RoundInputs
+from services.gpu_worker.engine.layers.steps import Span
+from services.gpu_worker.engine.models.hybrid import HybridModel
+from services.gpu_worker.engine.models.loader import LoadedModel
+from services.gpu_worker.engine.models.random import TINY, drawn_model
+from services.gpu_worker.engine.placement import CPU, Placement
+from services.gpu_worker.engine.runner import ModelRunner
+
+DIMS = replace(TINY, vocab=2, layer_types=(LINEAR, FULL))
+"""Two ids, so that a head of random weights guesses right now and then."""
+PROMPT = [(number * 7919 + 13) % DIMS.vocab for number in range(20)]
+TABLE = (3, 1, 0, 2)
+MOST = 3
+
+
+def _card(fold_rows: int) -> Placement:
+    return Placement(
+        device=torch.device("cpu"), dtype=torch.float32, on_card=True, fold_rows=fold_rows, recipe="card"
+    )
+
+
+@cache
+def _model(placement: Placement) -> LoadedModel:
+    return drawn_model(DIMS, placement)
+
+
+class Bench:
+    """One sequence on a slot of its own, its prompt primed."""
+
+    def __init__(self, placement: Placement, patch: pytest.MonkeyPatch) -> None:
+        patch.setattr(dispatch, "INTERPRETED", placement.on_card)
+        config = EngineConfig(
+            num_blocks=8, num_slots=2, num_snapshots=1, max_verify=MOST, max_batch=2, max_context=256
+        )
+        self.model = _model(placement).model
+        self.kv = KVPool(DIMS, config.num_blocks, placement)
+        self.kv.k.fill_(torch.nan)
+        self.kv.v.fill_(torch.nan)
+        self.states = StatePool(DIMS, 2, 1, MOST, placement)
+        self.runner = ModelRunner(self.model, self.kv, self.states, config)
+        self.states.reset(1)
+        chunk = PrefillChunk(
+            slot=1, start=0, tokens=PROMPT, block_table=TABLE, previous_hidden=torch.zeros(DIMS.hidden)
+        )
+        (self.primed,) = self.runner.prefill([chunk])
+        self.length = len(PROMPT)
+
+    def verify(self, ids: list[int], accept: int) -> Tensor:
+        rows = VerifyRows(slot=1, start=self.length, tokens=ids, block_table=TABLE)
+        (hidden,) = self.runner.verify([rows])
+        self.runner.accept(1, accept)
+        self.length += accept
+        return hidden[:accept]
+
+    def decode(self, rounds: list[tuple[int, int]]) -> Tensor:
+        """(columns, accepted) a round, over ids that do not depend on the cuts; hidden of the accepted rows."""
+        out = []
+        for columns, accepted in rounds:
+            out.append(self.verify([(self.length + i) * 5 % DIMS.vocab for i in range(columns)], accepted))
+        return torch.cat(out)
+
+    def settled(self) -> tuple[Tensor, Tensor]:
+        self.runner.flush(1)
+        return self.states.state[:, 1].clone(), self.states.windows[:, 1, : self.states.taps].clone()
+
+
+def test_a_card_computes_what_the_twin_defines_whenever_it_stores_its_states(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """C1.1 on a card: columns, rejected drafts and the rows between two stores of a state change no bit."""
+    cuts = [(1, 1), (3, 2), (3, 3), (2, 1), (1, 1)]
+    twin = Bench(CPU, monkeypatch)
+    expected, states = twin.decode(cuts), twin.settled()
+    lazy = Bench(_card(3), monkeypatch)
+    got, kept = lazy.decode(cuts), lazy.settled()
+    assert (got - expected).norm() < 1e-5 * expected.norm()
+    assert (lazy.primed - twin.primed).norm() < 1e-5 * twin.primed.norm()
+    for one, other in zip(kept, states, strict=True):
+        assert (one - other).norm() < 1e-5 * other.norm()
+
+    eager = Bench(_card(1), monkeypatch)
+    assert torch.equal(eager.decode([(1, 1)] * 8), got)
+    for one, other in zip(eager.settled(), kept, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_rounds_that_run_whole_give_the_stream_of_plain_decode(monkeypatch: pytest.MonkeyPatch) -> None:
+    twin = Bench(CPU, monkeypatch)
+    token = int(twin.runner.logits(twin.primed[-1:]).argmax())
+    plain = [token]
+    for _ in range(7):
+        plain.append(int(twin.runner.logits(twin.verify([plain[-1]], 1)).argmax()))
+
+    bench = Bench(_card(2), monkeypatch)
+    assert isinstance(bench.model, HybridModel)
+    inputs = RoundInputs(2, MOST, len(TABLE), torch.device("cpu"), bench.states.scratch)
+    rounds = DeviceRounds(bench.model, bench.kv, bench.states, inputs, truncate=False)
+    rounds.clear()
+    left = len(plain) - 1
+    span, ids = Span(bench.length, MOST, TABLE), [[token, *(0,) * (MOST - 1)]]
+    inputs.fill([span], ids, (2, MOST), [1], bench.states)
+    rounds.left[0], rounds.tail_tokens[0, 0], rounds.tail_counts[0] = left, token, 1
+    rounds.tail_hidden[0, 0] = bench.primed[-1]
+    stream, committed = [token], []
+    while len(stream) < len(plain):
+        told = rounds.launch((2, MOST)).tolist()
+        assert told[1][-1] == 0, "padding committed a row"
+        committed.append(told[0][-1])
+        stream += told[0][: committed[-1]]
+    assert stream == plain
+    assert sum(committed) == left, "a row lies past the budget"
+    assert max(committed) > 1, "no draft was ever accepted: the test shows nothing"
+    assert rounds.launch((2, MOST))[0, -1] == 0
