@@ -59,7 +59,7 @@ def qk_norm_rope(x: Tensor, scale: Tensor, cos_sin: Tensor, eps: float) -> Tenso
 
 
 def qk_rope(x: Tensor, scale: Tensor, cos_sin: Tensor) -> Tensor:
-    """`qk_norm_rope` without the norm: x [M, heads, head_dim] times scale [heads, 1], then turned."""
+    """`qk_norm_rope` without the norm: x [M, heads, head_dim] times scale, then turned."""
     return _turn(x * scale, cos_sin)
 
 

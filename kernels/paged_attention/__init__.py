@@ -26,7 +26,7 @@ __all__ = [
 
 
 def qk_norm_rope_write(
-    y: Tensor, scale: Tensor, keys: Tensor, values: Tensor, plan: WritePlan, eps: float
+    y: Tensor, scale: Tensor, keys: Tensor, values: Tensor, plan: WritePlan, eps: float | None
 ) -> Tensor:
     """Queries of a projection's rows, normed and turned; keys and values go into their pages. See the twin."""
     chosen = device_module("paged_attention") if on_card(y) else reference

@@ -34,6 +34,7 @@ def _write_kernel(
     HALF: tl.constexpr,
     BLOCK_D: tl.constexpr,
     PAGE: tl.constexpr,
+    NORMED: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """Program (row, head): queries first, then keys, then values. The norm's sum runs over the head in one piece."""
@@ -55,7 +56,8 @@ def _write_kernel(
         kv_head = (head - HEADS) % KV_HEADS
         page = ((block * KV_HEADS + kv_head) * PAGE + position % PAGE) * D
     if head >= HEADS + KV_HEADS:
-        x = tl.load(source + (HEADS + head) * D + d, mask=inside, other=0.0)
+        column = Y_ROW + (head - HEADS - 2 * KV_HEADS) * D
+        x = tl.load(source + column + d, mask=inside, other=0.0)
         tl.store(values + page + d, x, mask=inside)
         # Attention reads whole pages: behind the last row they hold zeros, whatever was there before.
         rest = tl.where(t == tl.load(counts + sequence) - 1, PAGE - 1 - position % PAGE, 0)
@@ -63,7 +65,7 @@ def _write_kernel(
             tl.store(values + page + r * D + d, tl.zeros([BLOCK_D], values.dtype.element_ty), mask=inside)
         return
     x = tl.load(source + head * D + d, mask=inside, other=0.0).to(tl.float32)
-    factor = tl.rsqrt(tl.sum(x * x) / D + eps)
+    factor = tl.rsqrt(tl.sum(x * x) / D + eps) if NORMED else 1.0
     normed = x * factor * tl.load(scale + head * D + d, mask=inside, other=0.0)
     # The partner of element i of the first half is i + HALF: it is normed again here rather than exchanged.
     partner = tl.where(d < HALF, d + HALF, d - HALF)
@@ -82,7 +84,13 @@ def _write_kernel(
 
 
 def write(
-    y: Tensor, scale: Tensor, cos_sin: Tensor, keys: Tensor, values: Tensor, card: CardAttention, eps: float
+    y: Tensor,
+    scale: Tensor,
+    cos_sin: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    card: CardAttention,
+    eps: float | None,
 ) -> Tensor:
     """y [S * columns, ...] contiguous -> query [S * columns, heads, d]; rows that are padding stay unwritten."""
     rows, kv_heads, width = y.shape[0], keys.shape[1], keys.shape[3]
@@ -100,7 +108,7 @@ def write(
         card.counts,
         card.columns,
         card.block_tables.stride(0),
-        eps,
+        0.0 if eps is None else eps,
         Y_ROW=y.shape[1],
         HEADS=heads,
         KV_HEADS=kv_heads,
@@ -108,6 +116,7 @@ def write(
         HALF=half,
         BLOCK_D=triton.next_power_of_2(width),
         PAGE=ROWS,
+        NORMED=eps is not None,
         OVERLAP=OVERLAP,
         num_warps=1,
         **({"launch_pdl": True} if OVERLAP else {}),

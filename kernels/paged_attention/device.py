@@ -12,7 +12,7 @@ from kernels.paged_attention.plan import AttentionPlan, CardAttention, WritePlan
 
 
 def qk_norm_rope_write(
-    y: Tensor, scale: Tensor, keys: Tensor, values: Tensor, plan: WritePlan, eps: float
+    y: Tensor, scale: Tensor, keys: Tensor, values: Tensor, plan: WritePlan, eps: float | None
 ) -> Tensor:
     """See the twin; rows that are padding write nothing, and their queries hold anything."""
     return card_write.write(y, scale, plan.cos_sin, keys, values, _card(plan.card), eps)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kernels.activation.reference import sigmoid_gate
-from kernels.norm_rope.reference import qk_norm_rope
+from kernels.norm_rope.reference import qk_norm_rope, qk_rope
 from kernels.paged_attention.plan import AttentionPlan, WritePlan
 from kernels.tiles import ROWS
 
@@ -26,18 +26,23 @@ def write_rows(pool: Tensor, rows: Tensor, targets: Tensor) -> None:
 
 
 def qk_norm_rope_write(
-    y: Tensor, scale: Tensor, keys: Tensor, values: Tensor, plan: WritePlan, eps: float
+    y: Tensor, scale: Tensor, keys: Tensor, values: Tensor, plan: WritePlan, eps: float | None
 ) -> Tensor:
-    """Norm and turn queries and keys, write keys and values into their pages.
+    """Norm (not with `eps` null) and turn queries and keys, write keys and values into their pages.
 
-    y [M, ...] rows [q heads | k heads | gate | v heads] of a projection; scale [heads + kv_heads, d] float32: 1 + w, for
-    queries times the softmax scale; keys, values one plane [blocks, kv_heads, 64, d] -> query [M, heads, d].
+    y [M, ...] rows [q heads | k heads | anything | v heads] of a projection; scale [heads + kv_heads, d] float32: the
+    norms' factors, for queries times the softmax scale; keys, values one plane [blocks, kv_heads, 64, d] -> query
+    [M, heads, d].
     """
     rows, kv_heads, width = y.shape[0], keys.shape[1], keys.shape[3]
     heads = scale.shape[0] - kv_heads
-    normed, value_at = (heads + kv_heads) * width, (2 * heads + kv_heads) * width
-    both = qk_norm_rope(y[:, :normed].reshape(rows, -1, width), scale, plan.cos_sin, eps)
-    fresh = both[:, heads:], y[:, value_at : value_at + kv_heads * width].view(rows, kv_heads, width)
+    turned, value_at = (heads + kv_heads) * width, y.shape[1] - kv_heads * width
+    parts = y[:, :turned].reshape(rows, -1, width)
+    if eps is None:
+        both = qk_rope(parts, scale, plan.cos_sin)
+    else:
+        both = qk_norm_rope(parts, scale, plan.cos_sin, eps)
+    fresh = both[:, heads:], y[:, value_at:].view(rows, kv_heads, width)
     for pool, part in zip((keys, values), fresh, strict=True):
         write_rows(
             pool, part if plan.real_rows is None else part.index_select(0, plan.real_rows), plan.targets

@@ -136,10 +136,11 @@ def test_any_cut_of_a_prefill_gives_the_same_bits() -> None:
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "width", "half"), [(4, 2, 16, 4), (2, 1, 24, 12), (3, 3, 32, 4)]
 )
-def test_write(heads: int, kv_heads: int, width: int, half: int) -> None:
+@pytest.mark.parametrize(("eps", "gated"), [(1e-6, True), (1e-6, False), (None, False)])
+def test_write(heads: int, kv_heads: int, width: int, half: int, eps: float | None, gated: bool) -> None:
     columns, starts, counts = 3, [62, 0], [3, 1]
     generator = torch.Generator().manual_seed(width)
-    y = torch.randn(2 * columns, (2 * heads + 2 * kv_heads) * width, generator=generator)
+    y = torch.randn(2 * columns, ((1 + gated) * heads + 2 * kv_heads) * width, generator=generator)
     scale = torch.rand(heads + kv_heads, width, generator=generator) + 0.5
     tables = torch.tensor([[3, 1], [0, 2]], dtype=torch.int32)
     positions = torch.tensor(starts)[:, None] + torch.arange(columns)
@@ -157,8 +158,8 @@ def test_write(heads: int, kv_heads: int, width: int, half: int) -> None:
     expected_pools, pools = (
         [torch.full((4, kv_heads, ROWS, width), 7.0) for _ in range(2)] for _ in range(2)
     )
-    expected = reference.qk_norm_rope_write(y, scale, *expected_pools, plan, 1e-6)
-    query = device.qk_norm_rope_write(y, scale, *pools, plan, 1e-6)
+    expected = reference.qk_norm_rope_write(y, scale, *expected_pools, plan, eps)
+    query = device.qk_norm_rope_write(y, scale, *pools, plan, eps)
     torch.testing.assert_close(query[:4], expected[:4], rtol=1e-5, atol=1e-6)
     for block, first in (
         (1, 1),

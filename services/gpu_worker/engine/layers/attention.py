@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from kernels import matmul, norm_rope
+from kernels import matmul, paged_attention
 from services.gpu_worker.engine.config import ModelDims
 from services.gpu_worker.engine.layers import paged
 from services.gpu_worker.engine.layers.steps import AttentionStep, Step
@@ -27,34 +27,23 @@ class Attention:
     ) -> None:
         """projection: rows [q of all heads | k | v]; output [H, heads * head_dim]; `plane` counts layers of its kind.
 
-        head_scale: what queries and keys are multiplied by, [heads + kv_heads, head_dim] of the norms' weights if
-        `normed`, else [heads + kv_heads, 1]; the softmax scale is in the queries' part.
+        head_scale [heads + kv_heads, head_dim]: what queries and keys are multiplied by, after their norms if they are
+        `normed`; the softmax scale is in the queries' part.
         """
         self._plane = plane
         self._projection = projection
         self._output = output
         self._scale = head_scale
-        self._normed = normed
         self._sliding = sliding
-        self._heads = dims.heads
-        self._kv_heads = dims.kv_heads
-        self._width = dims.head_dim
-        self._eps = dims.eps
+        self._eps = dims.eps if normed else None
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         """[M, H] -> [M, H]; M = sequences * columns of the step."""
         at = self._rows(step)
-        rows, turned = x.shape[0], (self._heads + self._kv_heads) * self._width
         y = matmul.linear(x, self._projection, prefill=step.prefill)
-        heads = y[:, :turned].reshape(rows, -1, self._width)
-        if self._normed:
-            both = norm_rope.qk_norm_rope(heads, self._scale, at.cos_sin, self._eps)
-        else:
-            both = norm_rope.qk_rope(heads, self._scale, at.cos_sin)
-        values = y[:, turned:].view(rows, self._kv_heads, self._width)
-        paged.write(self._plane, both[:, self._heads :], values, at)
-        out = paged.attend(self._plane, both[:, : self._heads], at)
-        return matmul.linear(out, self._output, prefill=step.prefill)
+        keys, values = at.kv.k[self._plane], at.kv.v[self._plane]
+        query = paged_attention.qk_norm_rope_write(y, self._scale, keys, values, at.writes, self._eps)
+        return matmul.linear(paged.attend(self._plane, query, at), self._output, prefill=step.prefill)
 
     def _rows(self, step: Step) -> AttentionStep:
         if not self._sliding:

@@ -1,4 +1,4 @@
-"""What every kind of attention layer does with its plane of a paged pool: write the rows of a step, then attend."""
+"""What every kind of attention layer does with its plane of a paged pool, once the rows of a step are written."""
 
 from __future__ import annotations
 
@@ -6,14 +6,6 @@ from torch import Tensor
 
 from kernels import activation, paged_attention
 from services.gpu_worker.engine.layers.steps import AttentionStep
-
-
-def write(plane: int, keys: Tensor, values: Tensor, at: AttentionStep) -> None:
-    """Keys and values [M, kv_heads, head_dim] of a step's rows into the plane; padding is left out."""
-    if at.real_rows is not None:
-        keys, values = keys.index_select(0, at.real_rows), values.index_select(0, at.real_rows)
-    paged_attention.write_rows(at.kv.k[plane], keys, at.targets)
-    paged_attention.write_rows(at.kv.v[plane], values, at.targets)
 
 
 def attend(plane: int, query: Tensor, at: AttentionStep, gate: Tensor | None = None) -> Tensor:

@@ -145,11 +145,11 @@ class _Parts:
 
     def _head_scale(self, at: str, device: torch.device) -> Tensor:
         """See `Attention`."""
-        heads, kv_heads, scale = self._dims.heads, self._dims.kv_heads, self._traits.query_scale
-        if not self._traits.qk_norm:
-            return torch.tensor([scale] * heads + [1.0] * kv_heads, device=device)[:, None]
-        query, key = self.norm(at + "q_norm.weight") * scale, self.norm(at + "k_norm.weight")
-        return torch.cat([query.expand(heads, -1), key.expand(kv_heads, -1)])
+        query = key = torch.ones(self._dims.head_dim, device=device)
+        if self._traits.qk_norm:
+            query, key = self.norm(at + "q_norm.weight"), self.norm(at + "k_norm.weight")
+        query = query * self._traits.query_scale
+        return torch.cat([query.expand(self._dims.heads, -1), key.expand(self._dims.kv_heads, -1)])
 
 
 def dense_shapes(dims: ModelDims, traits: DenseTraits) -> Shapes:
