@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from torch import Tensor
 
 from services.gpu_worker.engine.batch import DraftRows, PrefillChunk, VerifyRows
+from services.gpu_worker.engine.card_logits import Logits
 from services.gpu_worker.engine.faults import Faults, StreamKey
 from services.gpu_worker.engine.runner import ModelRunner
 
@@ -40,7 +41,7 @@ class FaultyRunner:
     def draft(self, rows: Sequence[DraftRows]) -> list[Tensor]:
         return self._runner.draft(rows)
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden: Tensor) -> Logits:
         return self._runner.logits(hidden)
 
     def _streams(self, launched: Sequence[PrefillChunk] | Sequence[VerifyRows]) -> list[StreamKey]:

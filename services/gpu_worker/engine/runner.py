@@ -18,6 +18,7 @@ from services.gpu_worker.engine.batch import DraftRows, PrefillChunk, VerifyRows
 from services.gpu_worker.engine.cache.kv_pool import KVPool
 from services.gpu_worker.engine.cache.ring_pool import RingPool
 from services.gpu_worker.engine.cache.state_pool import StatePool, delta_shape
+from services.gpu_worker.engine.card_logits import CardLogits, Logits
 from services.gpu_worker.engine.config import BLOCK_ROWS, EngineConfig, ModelDims
 from services.gpu_worker.engine.faults import OutOfMemory
 from services.gpu_worker.engine.layers.steps import Span
@@ -68,6 +69,8 @@ class ModelRunner:
             0,
             prefill_rows=config.prefill_chunk,
             max_verify=states.max_verify,
+            dtype=kv.k.dtype,
+            device=kv.k.device,
         )
         self._launches = launches(model, kv, states, self._ring, config)
         self._config = config
@@ -122,11 +125,12 @@ class ModelRunner:
 
     @memory_faults()
     @torch.no_grad()
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[R, H] final-normed hidden (trunk or draft) -> [R, V] float32 logits, in the host's memory."""
+    def logits(self, hidden: Tensor) -> Logits:
+        """[R, H] final-normed hidden (trunk or draft) -> [R, V] float32 logits."""
         self._bind()
         where = self._kv.k
-        return self._model.logits(hidden.to(where.device, where.dtype).contiguous()).cpu()
+        rows = self._model.logits(hidden.to(where.device, where.dtype).contiguous())
+        return CardLogits(rows) if self._states.placement.on_card else rows
 
     @memory_faults()
     @torch.no_grad()

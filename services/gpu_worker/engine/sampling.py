@@ -27,11 +27,14 @@ from typing import Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.sampling import gumbel
+from kernels.sampling import device_pickable, gumbel
+from services.gpu_worker.engine.card_logits import CardRow
 from services.gpu_worker.engine.requests import SamplingParams, TokenLogprob
 from shared.errors import EngineFault
 
-Row: TypeAlias = NDArray[np.float32]
+Values: TypeAlias = NDArray[np.float32]
+Row: TypeAlias = Values | CardRow
+"""A row of logits, in host memory or where a card made it."""
 Mask: TypeAlias = NDArray[np.bool_]
 
 NOISE_ROWS: Final = 16
@@ -69,13 +72,18 @@ class TokenPicker:
         self._plain_argmax = (
             params.greedy and not self._penalised and self._mask is None and self._bias is None
         ) and params.min_tokens == 0
-        self._noise: dict[int, Row] = {}
+        self._pickable = device_pickable(params)
+        self._noise: dict[int, Values] = {}
 
     def pick(self, logits: Row, position: int) -> int:
         """The token at absolute `position` from raw `logits` [V].
 
-        Raises EngineFault when the row is not finite where it counts: that fails one request, loudly.
+        A row on a card is picked from there when the parameters allow it, which they do for all rows of a stream or for
+        none. Raises EngineFault when the row is not finite where it counts: that fails one request, loudly.
         """
+        if isinstance(logits, CardRow) and self._pickable:
+            return picked(logits.pick(self.params, position, self._choice))
+        logits = np.asarray(logits)
         row = logits if self._plain_argmax else self._adjusted(logits, position)
         if self.params.greedy:
             return _argmax(row)
@@ -93,7 +101,7 @@ class TokenPicker:
         if self._penalised:
             self._counts[token] -= 1
 
-    def _adjusted(self, logits: Row, position: int) -> Row:
+    def _adjusted(self, logits: Values, position: int) -> Values:
         """Steps 1 and 2 on a copy."""
         row = logits.astype(np.float32, copy=True)
         if np.isnan(row).any():
@@ -108,7 +116,7 @@ class TokenPicker:
             self._penalise(row)
         return row
 
-    def _penalise(self, row: Row) -> None:
+    def _penalise(self, row: Values) -> None:
         params = self.params
         if params.repetition_penalty != 1.0:
             seen = self._in_prompt | (self._counts > 0)
@@ -118,7 +126,7 @@ class TokenPicker:
         row[used] -= np.float32(params.presence_penalty)
         row[used] -= np.float32(params.frequency_penalty) * self._counts[used].astype(np.float32)
 
-    def _truncated(self, row: Row) -> Row:
+    def _truncated(self, row: Values) -> Values:
         """Steps 4 to 6 on tempered logits whose largest is 0."""
         params = self.params
         if params.min_p > 0.0:
@@ -135,7 +143,7 @@ class TokenPicker:
         kept[order] = row[order]
         return kept
 
-    def _noise_at(self, position: int) -> Row:
+    def _noise_at(self, position: int) -> Values:
         noise = self._noise.get(position)
         if noise is None:
             if len(self._noise) >= NOISE_ROWS:
@@ -147,7 +155,7 @@ class TokenPicker:
 
 def token_logprob(logits: Row, token: int, top: int) -> TokenLogprob:
     """Log probability of `token` and of the `top` best ids under the raw row, float64."""
-    row = logits.astype(np.float64, copy=True)
+    row = np.asarray(logits).astype(np.float64, copy=True)
     row -= row.max()
     row -= np.log(np.exp(row).sum())
     best = np.argsort(-row, kind="stable")[:top]
@@ -156,12 +164,17 @@ def token_logprob(logits: Row, token: int, top: int) -> TokenLogprob:
     )
 
 
-def _argmax(row: Row) -> int:
+def picked(token: int) -> int:
+    """A card's pick, told as the host tells its own: EngineFault for a row without a finite largest value."""
+    if token < 0:
+        raise EngineFault("a row of logits has no finite largest value")
+    return token
+
+
+def _argmax(row: Values) -> int:
     """Index of the largest value, the smallest on ties. numpy's argmax stops at the first NaN, which is caught here."""
     index = int(row.argmax())
-    if not np.isfinite(row[index]):
-        raise EngineFault("a row of logits has no finite largest value")
-    return index
+    return picked(index if np.isfinite(row[index]) else -1)
 
 
 def _static_mask(params: SamplingParams, vocab: int) -> Mask | None:
@@ -177,7 +190,7 @@ def _static_mask(params: SamplingParams, vocab: int) -> Mask | None:
     return mask
 
 
-def _bias(params: SamplingParams, vocab: int) -> Row | None:
+def _bias(params: SamplingParams, vocab: int) -> Values | None:
     if not params.logit_bias:
         return None
     bias = np.zeros(vocab, dtype=np.float32)

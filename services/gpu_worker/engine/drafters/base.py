@@ -9,6 +9,7 @@ from typing import Protocol
 from torch import Tensor
 
 from services.gpu_worker.engine.batch import DraftRows
+from services.gpu_worker.engine.card_logits import Logits
 from services.gpu_worker.engine.sampling import TokenPicker
 
 
@@ -17,7 +18,7 @@ class DraftForward(Protocol):
 
     def draft(self, rows: Sequence[DraftRows]) -> list[Tensor]: ...
 
-    def logits(self, hidden: Tensor) -> Tensor: ...
+    def logits(self, hidden: Tensor) -> Logits: ...
 
 
 class Drafter(Protocol):

@@ -45,7 +45,7 @@ def computed_bits(model: Model) -> str:
     (hidden,) = runner.prefill([prompt])
     new = ids[:_COLUMNS]
     (columns,) = runner.verify([VerifyRows(slot=0, start=_PRIMED, tokens=new, block_table=_TABLE)])
-    results = [hidden, columns, runner.logits(columns)]
+    results = [hidden, columns, runner.logits(columns).cpu()]
     if model.mtp is not None:
         results += runner.draft([DraftRows(start=_PRIMED, tokens=new, hiddens=columns, block_table=_TABLE)])
     content = hashlib.sha256()

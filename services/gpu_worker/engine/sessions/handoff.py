@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from services.gpu_worker.engine.batch import VerifyRows
+from services.gpu_worker.engine.card_logits import Logits
 from services.gpu_worker.engine.sessions.base import Session
 from services.gpu_worker.engine.sessions.mtp import SpecSession
 from shared.errors import EngineFault
@@ -31,7 +32,7 @@ class FlushForward(Protocol):
 
     def flush(self, slot: int) -> None: ...
 
-    def logits(self, hidden: Tensor) -> Tensor: ...
+    def logits(self, hidden: Tensor) -> Logits: ...
 
 
 def flush_pending(sessions: Sequence[Session], runner: FlushForward) -> None:

@@ -14,6 +14,7 @@ from services.gpu_worker.engine.batch import DraftRows, PrefillChunk, VerifyRows
 from services.gpu_worker.engine.cache.captures import CaptureFailed
 from services.gpu_worker.engine.cache.entry import Capture
 from services.gpu_worker.engine.cache.manager import CacheManager
+from services.gpu_worker.engine.card_logits import Logits
 from services.gpu_worker.engine.config import BLOCK_ROWS
 from services.gpu_worker.engine.requests import GenerateRequest
 from services.gpu_worker.engine.sampling import token_logprob
@@ -192,7 +193,7 @@ class PromptSide:
             if capture is not None:
                 self.boundary_captures.append(capture)
 
-    def score(self, chunk: PrefillChunk, hidden: Tensor, logits: Callable[[Tensor], Tensor]) -> None:
+    def score(self, chunk: PrefillChunk, hidden: Tensor, logits: Callable[[Tensor], Logits]) -> None:
         """Keep the log probability of every prompt token after a row of this chunk (`hidden` [n, H]), if somebody asked
         (R-Q20). One tile of rows at a time, so that memory does not grow with the chunk."""
         top = self.sequence.collect_prompt_logprobs
