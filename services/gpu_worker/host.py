@@ -151,10 +151,10 @@ class EngineHost:
             self.engine.interrupt()
         return await future
 
-    def cancel(self, request_id: str, reason: str) -> None:
-        """End a request at the next chunk or round. Harmless for unknown ids."""
+    def cancel(self, request_id: str, reason: str, choice: int | None = None) -> None:
+        """End a request, or one choice of it, at the next chunk or round. Harmless for unknown ids."""
         if self._engine is not None:
-            self._engine.cancel(request_id, reason)
+            self._engine.cancel(request_id, reason, choice)
             with self._condition:
                 self._condition.notify()
 

@@ -76,9 +76,9 @@ class Intake:
         await self._wake.wait()
 
     def cancel(self, message: CancelRequest) -> None:
-        """Note a cancellation; when nothing is left to do, the engine ends within one chunk or one round."""
+        """Note a cancellation; what it ends the engine ends within one chunk or one round."""
         if self.outcome.cancel(message) and self.submitted:
-            self._core.host.cancel(self._engine_id, message.reason)
+            self._core.host.cancel(self._engine_id, message.reason, message.choice)
 
     def on_event(self, event: Event) -> None:
         """One event of the engine for this attempt."""
@@ -161,6 +161,3 @@ class Intake:
             self.buffer.prompt_over()
         if self.outcome.complete:
             self.over.set()
-        elif not self.outcome.open:
-            # The choices that are left were cancelled one by one.
-            self._core.host.cancel(self._engine_id, "cancelled")

@@ -78,13 +78,13 @@ class Outcome:
     """The cancellation of each choice, the first one of each counts."""
 
     def cancel(self, message: CancelRequest) -> bool:
-        """Note a cancellation. True when by now every choice is cancelled or over, and one was not before."""
+        """Note a cancellation. True when it ends a choice that was neither cancelled nor over."""
         before = self.open
         targets = range(self.request.choices) if message.choice is None else (message.choice,)
         for choice in targets:
             if choice in range(self.request.choices):
                 self.cuts.setdefault(choice, message)
-        return bool(before) and not self.open
+        return self.open != before
 
     @property
     def open(self) -> frozenset[int]:
@@ -150,7 +150,7 @@ def _end(choice: int, event: Finished | None, cut: CancelRequest | None, emitted
             finish, stop_id = "stop", None
             tokens = tokens if cut.offset is None else min(cut.offset, tokens)
         elif cut.choice is not None:
-            finish, stop_id, tokens = "cancelled", None, emitted  # the engine went on alone with it
+            finish, stop_id, tokens = "cancelled", None, emitted  # it may have ended before it heard of it
     return ChoiceEnd(
         choice=choice,
         finish=finish,

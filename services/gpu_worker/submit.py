@@ -24,8 +24,8 @@ async def submit(core: Core, intake: Intake, choices: Sequence[GenerateRequest])
         core.host.cancel(engine_id, "refused")
         intake.submitted = False
         return claim.failure_of(error)
-    if not intake.outcome.open:
-        core.host.cancel(engine_id, "cancelled")
+    for choice, cut in intake.outcome.cuts.items():
+        core.host.cancel(engine_id, cut.reason, choice)
     return None
 
 

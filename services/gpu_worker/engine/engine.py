@@ -22,6 +22,7 @@ from services.gpu_worker.engine.cache.prices import Prices
 from services.gpu_worker.engine.cache.ring_pool import RingPool
 from services.gpu_worker.engine.cache.slots import SlotMemory
 from services.gpu_worker.engine.cache.state_pool import StatePool
+from services.gpu_worker.engine.cancels import Cancel, Cancels
 from services.gpu_worker.engine.config import EngineConfig
 from services.gpu_worker.engine.executor import Executor
 from services.gpu_worker.engine.faults import Faults, StreamKey
@@ -130,7 +131,7 @@ class Engine:
         )
         self._active: list[Stream] = []
         self._events: list[Event] = []
-        self._cancelled: dict[str, str] = {}
+        self._cancels = Cancels()
         self._interrupted = False
 
     # -- prefix cache -------------------------------------------------------------------------------------------
@@ -196,7 +197,8 @@ class Engine:
         """What gives way moves to the host tier while that has room; only then has the broker to be asked. What no
         eviction could bring, decode-made states that nobody runs on give."""
         pressure = self.pressure()
-        if pressure.blocks and self._cache.give_up_decoded(pressure.blocks, self._line.base):
+        spared = self._line.base if self._active else None  # alone, it must not stand in its own way
+        if pressure.blocks and self._cache.give_up_decoded(pressure.blocks, spared):
             pressure = self.pressure()
         if pressure:
             self._cache.make_room(pressure.blocks, pressure.snapshots)
@@ -218,9 +220,10 @@ class Engine:
         running = {stream.key for stream in self._active}
         self._line.join(request, self._clock.monotonic_ns(), running)
 
-    def cancel(self, request_id: str, reason: str) -> None:
-        """End every choice of a request at the next chunk or round. Thread-safe; unknown ids are ignored."""
-        self._cancelled[request_id] = reason
+    def cancel(self, request_id: str, reason: str, choice: int | None = None) -> None:
+        """End a choice of a request (null = every one) at the next chunk or round; the others go on, unchanged. Thread-safe;
+        unknown ids are ignored."""
+        self._cancels.ask(Cancel(request_id=request_id, choice=choice, reason=reason))
 
     def interrupt(self) -> None:
         """End the current burst at its next round boundary, because new work waits outside. Thread-safe."""
@@ -228,7 +231,7 @@ class Engine:
 
     def has_work(self) -> bool:
         """Whether `step` could make progress or has something to end."""
-        return bool(self._line or self._active or self._events)
+        return bool(self._line or self._active or self._events or self._cancels)
 
     # -- step ---------------------------------------------------------------------------------------------------
 
@@ -382,13 +385,12 @@ class Engine:
 
     def _apply_cancels(self) -> None:
         """End streams that were cancelled; queued ones leave the queue."""
-        while self._cancelled:
-            request_id, reason = self._cancelled.popitem()
-            ending = Ending(reason=FinishReason.CANCELLED, detail=reason)
+        for cancel in self._cancels.take():
+            ending = Ending(reason=FinishReason.CANCELLED, detail=cancel.reason)
             for stream in self._active:
-                if stream.request.request_id == request_id:
+                if cancel.covers(stream.key):
                     stream.session.end(ending)
-            for waiting in self._line.leave(request_id):
+            for waiting in self._line.leave(cancel.covers):
                 self._counters.add(waiting.telemetry)
                 self._tell(waiting.refused(ending, self._clock.wall_ns()))
 

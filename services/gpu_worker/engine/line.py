@@ -80,12 +80,12 @@ class Line:
             if waiting.past is not None:
                 self._cache.deepen(waiting.request)
 
-    def leave(self, request_id: str) -> list[Waiting]:
-        """Every choice of a request leaves; answers them."""
-        leaving = [waiting for waiting in self._waiting if waiting.request.request_id == request_id]
+    def leave(self, who: Callable[[StreamKey], bool]) -> list[Waiting]:
+        """Those `who` names leave; answers them."""
+        leaving = [waiting for waiting in self._waiting if who(waiting.request.key)]
         for waiting in leaving:
             self._waiting.remove(waiting)
-            self._cache.abandon(request_id)
+            self._cache.abandon(waiting.request.request_id)
             self._cache.decoded.drop(waiting.checkpoint)
         return leaving
 

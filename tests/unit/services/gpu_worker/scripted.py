@@ -115,7 +115,7 @@ class ScriptedEngine:
     discarded: list[int] = field(default_factory=list)
     interrupts: int = 0
     runs: dict[tuple[str, int], _Run] = field(default_factory=dict)
-    cancelled: dict[str, str] = field(default_factory=dict)
+    cancelled: dict[tuple[str, int], str] = field(default_factory=dict)
     stuck: threading.Event | None = None
     steps: int = 0
     captures: int = 0
@@ -148,9 +148,10 @@ class ScriptedEngine:
         self.submitted.append(request)
         self.runs[request.key] = _Run(request=request, done=len(request.emitted))
 
-    def cancel(self, request_id: str, reason: str) -> None:
-        if any(key[0] == request_id for key in self.runs):
-            self.cancelled[request_id] = reason
+    def cancel(self, request_id: str, reason: str, choice: int | None = None) -> None:
+        for key in list(self.runs):
+            if key[0] == request_id and choice in (None, key[1]):
+                self.cancelled[key] = reason
 
     def interrupt(self) -> None:
         self.interrupts += 1
@@ -196,7 +197,7 @@ class ScriptedEngine:
         return events
 
     def _advance(self, run: _Run, allowed: bool) -> list[Event]:
-        reason = self.cancelled.get(run.request.request_id)
+        reason = self.cancelled.get(run.request.key)
         if reason is not None:
             return [self._finish(run, FinishReason.CANCELLED, detail=reason)]
         if not allowed:  # this step is for the cancelled alone
@@ -290,9 +291,9 @@ class ScriptedEngine:
     ) -> Finished:  # fmt: skip
         request = run.request
         del self.runs[request.key]
+        self.cancelled.pop(request.key, None)
         if not any(key[0] == request.request_id for key in self.runs):
             self.holds.pop(request.request_id, None)
-            self.cancelled.pop(request.request_id, None)
         return Finished(
             request_id=request.request_id, choice=request.choice, reason=reason, error_code=code, detail=detail,
             prompt_tokens=len(request.tokens), cached_tokens=run.cached, completion_tokens=run.done,

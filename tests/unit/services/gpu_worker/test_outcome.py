@@ -163,12 +163,15 @@ def test_an_offset_beyond_what_was_generated_counts_what_was_generated() -> None
     assert _terminal(outcome, 8).ends[0].completion_tokens == 8
 
 
-def test_a_request_closes_when_its_last_choice_is_cancelled() -> None:
-    outcome = _outcome(choices=2)
-    assert not outcome.cancel(_cancel(choice=0))
+def test_a_cancellation_counts_once_for_each_choice_that_it_ends() -> None:
+    outcome = _outcome(choices=3)
+    assert outcome.cancel(_cancel(choice=0))
     assert not outcome.cancel(_cancel(choice=7))
-    assert outcome.cancel(_cancel(choice=1))
+    assert not outcome.cancel(_cancel(choice=0))
+    outcome.finished[1] = _finished(choice=1)
     assert not outcome.cancel(_cancel(choice=1))
+    assert outcome.cancel(_cancel())
+    assert not outcome.open
 
 
 def test_without_an_end_of_the_engine_a_failure_tells_what_is_journalled() -> None:
