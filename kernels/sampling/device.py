@@ -1,12 +1,14 @@
 """The pick and the accept walk in Triton.
 
-A row is cut into splits of 4,096 ids, a constant. Three launches, the third of which adds nothing in floating point:
+A row is cut into splits of 4,096 ids, a constant.
 
-    _peaks    largest logit of every split, and its smallest id (a NaN counts as infinity, so that it is seen)
-    _scores   best tempered logit + noise of every split, for rows that sample the whole vocabulary; sums for logprobs
-    _sorted   the TOP_K_LIMIT best of every split by (tempered logit, id), for rows with a top-k
-    _choose   one program a row: combine the splits by comparison, or truncate the candidates and sample them
+    _peaks             largest logit of every split, and its smallest id (a NaN counts as infinity, so that it is seen)
+    _scores            best tempered logit + noise of every split, for rows that sample all ids; sums for logprobs
+    bounds_kernel      for rows with a top-k: the k-th largest peak of parts of splits, which k ids at least reach
+    candidates_kernel  for those rows: the ids that reach it, few more than k, from the splits that have any
+    _choose            one program a row: combine the splits, or sort the candidates, truncate and sample them
 
+Candidates are gathered in any order and then sorted by keys that no two share, so the order leaves no trace.
 Noise is evaluated where it is used. Four ids share a Philox counter; without an id map a program asks for each once.
 """
 
@@ -19,59 +21,37 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.sampling.card_noise import NO_ID, noise_of, noise_run, row_top
+from kernels.sampling.card_truncation import bounds_kernel, candidates_kernel, pick_of_candidates
 from kernels.sampling.plan import TOP_K_LIMIT, PickPlan, Picks, Walk
 
 SPLIT: Final = 4096
 """Ids of one program. Never derived from a batch: it decides how logprob sums are added."""
 
-_NO_ID: tl.constexpr = tl.constexpr(0x7FFFFFFF)
+_PARTS: Final = 8
+"""Parts of a split whose peaks bound the k-th largest logit of a row: the more parts, the fewer candidates."""
 
-
-@triton.jit
-def _gumbel(bits):
-    """uint32 -> standard Gumbel; log1p by Kahan's quotient, which needs no library."""
-    w = tl.minimum((bits.to(tl.float32) + 0.5) * 2.3283064365386963e-10, 0.999999940395355224609375)
-    u = 1.0 - w
-    log1p = tl.where(u == 1.0, -w, tl.log(u) * (w / tl.where(u == 1.0, 1.0, 1.0 - u)))
-    return -tl.log(-log1p)
-
-
-@triton.jit
-def _noise_of(ids, seed, position, choice):
-    """Noise of any ids, int32 [N]."""
-    zero = ids * 0
-    a, b, c, d = tl.philox(seed, ids >> 2, zero + position, zero, zero + choice)
-    lane = ids & 3
-    return _gumbel(tl.where(lane < 2, tl.where(lane == 0, a, b), tl.where(lane == 2, c, d)))
-
-
-@triton.jit
-def _noise_run(first, seed, position, choice, COUNT: tl.constexpr):
-    """Noise of ids first..first + COUNT - 1; first is a multiple of 4."""
-    groups = first // 4 + tl.arange(0, COUNT // 4)
-    zero = groups * 0
-    a, b, c, d = tl.philox(seed, groups, zero + position, zero, zero + choice)
-    return _gumbel(tl.interleave(tl.interleave(a, c), tl.interleave(b, d)))
-
-
-@triton.jit
-def _row_top(peaks, row, splits, SPLITS: tl.constexpr):
-    """The largest logit of a row from its splits' peaks."""
-    at = tl.arange(0, SPLITS)
-    return tl.max(tl.load(peaks + row * splits + at, mask=at < splits, other=-float("inf")), axis=0)
+_FEW: Final = 256
+"""Candidates of a row that are sorted at once; ties can make them more."""
 
 
 @triton.jit(do_not_specialize=["stride"])
-def _peaks(logits, id_map, peaks, ids, vocab, stride, SPLIT: tl.constexpr, MAPPED: tl.constexpr):
+def _peaks(
+    logits, id_map, peaks, ids, part_peaks, vocab, stride,
+    SPLIT: tl.constexpr, MAPPED: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
     row, split, splits = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     at = split * SPLIT + tl.arange(0, SPLIT)
     live = at < vocab
     x = tl.load(logits + row * stride + at, mask=live, other=-float("inf"))
     names = tl.load(id_map + at, mask=live, other=0) if MAPPED else at
     x = tl.where(x == x, x, float("inf"))
+    if PARTS > 0:
+        parts = tl.max(tl.reshape(x, [PARTS, SPLIT // PARTS]), axis=1)
+        tl.store(part_peaks + (row * splits + split) * PARTS + tl.arange(0, PARTS), parts)
     top = tl.max(x, axis=0)
     tl.store(peaks + row * splits + split, top)
-    tl.store(ids + row * splits + split, tl.min(tl.where((x == top) & live, names, _NO_ID), axis=0))
+    tl.store(ids + row * splits + split, tl.min(tl.where((x == top) & live, names, NO_ID), axis=0))
 
 
 @triton.jit(do_not_specialize=["stride", "columns"])
@@ -83,7 +63,7 @@ def _scores(
     sequence = row // columns
     temperature = tl.load(temperatures + sequence)
     samples = (temperature > 0.0) & (tl.load(top_ks + sequence) == 0)
-    top = _row_top(peaks, row, splits, SPLITS)
+    top = row_top(peaks, row, splits, SPLITS)
     if (top > -float("inf")) & (top < float("inf")) & (samples | SUMS):
         at = split * SPLIT + tl.arange(0, SPLIT)
         live = at < vocab
@@ -97,81 +77,28 @@ def _scores(
             z = tl.where(z >= tl.load(min_p_logs + sequence), z, -float("inf"))
             if MAPPED:
                 names = tl.load(id_map + at, mask=live, other=0)
-                scores = z + _noise_of(names, seed, position, choice)
+                scores = z + noise_of(names, seed, position, choice)
             else:
                 names = at
-                scores = z + _noise_run(split * SPLIT, seed, position, choice, SPLIT)
+                scores = z + noise_run(split * SPLIT, seed, position, choice, SPLIT)
             scores = tl.where(live, scores, -float("inf"))
             top_score = tl.max(scores, axis=0)
             tl.store(best + row * splits + split, top_score)
             tl.store(
                 ids + row * splits + split,
-                tl.min(tl.where((scores == top_score) & live, names, _NO_ID), axis=0),
+                tl.min(tl.where((scores == top_score) & live, names, NO_ID), axis=0),
             )
-
-
-@triton.jit
-def _key(z, names):
-    """int64 whose order is (z descending, id ascending) reversed: the largest key comes first."""
-    bits = (z + 0.0).to(tl.int32, bitcast=True)
-    ordered = tl.where(bits >= 0, bits, bits ^ 0x7FFFFFFF)
-    return (ordered.to(tl.int64) << 32) | (0x7FFFFFFF - names).to(tl.int64)
-
-
-@triton.jit(do_not_specialize=["stride", "columns"])
-def _sorted(
-    logits, id_map, peaks, keys, temperatures, top_ks, vocab, stride, columns,
-    SPLIT: tl.constexpr, SPLITS: tl.constexpr, MAPPED: tl.constexpr, KEEP: tl.constexpr,
-):  # fmt: skip
-    row, split, splits = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
-    sequence = row // columns
-    temperature = tl.load(temperatures + sequence)
-    top = _row_top(peaks, row, splits, SPLITS)
-    fine = (top > -float("inf")) & (top < float("inf"))
-    if fine & (temperature > 0.0) & (tl.load(top_ks + sequence) > 0):
-        at = split * SPLIT + tl.arange(0, SPLIT)
-        live = at < vocab
-        x = tl.load(logits + row * stride + at, mask=live, other=-float("inf")) - top
-        z = tl.div_rn(x, tl.zeros_like(x) + temperature)
-        names = tl.load(id_map + at, mask=live, other=_NO_ID) if MAPPED else tl.where(live, at, _NO_ID)
-        kept = tl.topk(_key(z, names), KEEP)
-        tl.store(keys + (row * splits + split) * KEEP + tl.arange(0, KEEP), kept)
-
-
-@triton.jit
-def _of_candidates(
-    keys, row, splits, seed, position, choice, top_k, top_p, min_p_log,
-    CANDIDATES: tl.constexpr, KEEP: tl.constexpr, BEST: tl.constexpr,
-):  # fmt: skip
-    """The id picked among a row's sorted candidates after min-p, top-k and top-p."""
-    at = tl.arange(0, CANDIDATES)
-    lowest = -0x7FFFFFFFFFFFFFFF
-    loaded = tl.load(keys + row * splits * KEEP + at, mask=at < splits * KEEP, other=lowest)
-    best = tl.topk(loaded, BEST)
-    rank = tl.arange(0, BEST)
-    names = 0x7FFFFFFF - (best & 0x7FFFFFFF).to(tl.int32)
-    ordered = (best >> 32).to(tl.int32)
-    z = tl.where(ordered >= 0, ordered, ordered ^ 0x7FFFFFFF).to(tl.float32, bitcast=True)
-    real = (rank < top_k) & (best > lowest) & (names != _NO_ID)
-    z = tl.where(real & (z >= min_p_log), z, -float("inf"))
-    mass = tl.exp(z.to(tl.float64))
-    before = tl.cumsum(mass, axis=0) - mass
-    limit = tl.where(top_p < 1.0, top_p * tl.sum(mass, axis=0), float("inf"))
-    z = tl.where((rank == 0) | (before < limit), z, -float("inf"))
-    scores = z + _noise_of(tl.where(real, names, 0), seed, position, choice)
-    top_score = tl.max(scores, axis=0)
-    return tl.min(tl.where((scores == top_score) & real, names, _NO_ID), axis=0)
 
 
 @triton.jit(do_not_specialize=["splits", "columns", "stride"])
 def _choose(
-    logits, peaks, peak_ids, best, best_ids, keys, sums, starts, temperatures, seeds, choices, top_ks, top_ps,
-    min_p_logs, out, logprobs, splits, stride, columns, SPLITS: tl.constexpr, CANDIDATES: tl.constexpr,
-    KEEP: tl.constexpr, BEST: tl.constexpr, TRUNCATE: tl.constexpr, SUMS: tl.constexpr,
+    logits, peaks, peak_ids, best, best_ids, keys, found, sums, starts, temperatures, seeds, choices, top_ks, top_ps,
+    min_p_logs, out, logprobs, splits, stride, columns, SPLITS: tl.constexpr, FEW: tl.constexpr,
+    ROOM: tl.constexpr, BEST: tl.constexpr, TRUNCATE: tl.constexpr, SUMS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     sequence = row // columns
-    top = _row_top(peaks, row, splits, SPLITS)
+    top = row_top(peaks, row, splits, SPLITS)
     at = tl.arange(0, SPLITS)
     fine = (top > -float("inf")) & (top < float("inf"))
     temperature, top_k = tl.load(temperatures + sequence), tl.load(top_ks + sequence)
@@ -185,16 +112,17 @@ def _choose(
     )
     name = tl.where(
         samples,
-        tl.load(best_ids + offsets, mask=live, other=_NO_ID),
-        tl.load(peak_ids + offsets, mask=live, other=_NO_ID),
+        tl.load(best_ids + offsets, mask=live, other=NO_ID),
+        tl.load(peak_ids + offsets, mask=live, other=NO_ID),
     )
-    chosen = tl.min(tl.where(live & (value == tl.max(value, axis=0)), name, _NO_ID), axis=0)
+    chosen = tl.min(tl.where(live & (value == tl.max(value, axis=0)), name, NO_ID), axis=0)
     if TRUNCATE:  # noqa: SIM102 - the compiler's branch, then the program's
         if fine & truncates:
             position = tl.load(starts + sequence) + (row % columns).to(tl.int32) + 1
-            chosen = _of_candidates(
-                keys, row, splits, tl.load(seeds + sequence), position, tl.load(choices + sequence), top_k,
-                tl.load(top_ps + sequence), tl.load(min_p_logs + sequence), CANDIDATES, KEEP, BEST,
+            chosen = pick_of_candidates(
+                keys + row * ROOM, tl.load(found + row), tl.load(seeds + sequence), position,
+                tl.load(choices + sequence), top_k, tl.load(top_ps + sequence), tl.load(min_p_logs + sequence),
+                FEW, ROOM, BEST,
             )  # fmt: skip
     picked = tl.where(fine, chosen, -1)
     tl.store(out + row, picked)
@@ -234,31 +162,38 @@ def pick(
     rows, vocab = logits.shape
     splits = triton.cdiv(vocab, split)
     width = triton.next_power_of_2(splits)
-    made = _Work(rows, splits, logits.device)
+    parts = min(_PARTS, split // 2) if plan.truncate else 0
+    made = _Work(rows, splits, parts, logits.device)
     names = logits if id_map is None else id_map
     mapped, grid, stride = id_map is not None, (rows, splits), logits.stride(0)
     _peaks[grid](
-        logits, names, made.peaks, made.peak_ids, vocab, stride, SPLIT=split, MAPPED=mapped, num_warps=4
-    )
+        logits, names, made.peaks, made.peak_ids, made.part_peaks, vocab, stride, SPLIT=split, MAPPED=mapped,
+        PARTS=parts, num_warps=4,
+    )  # fmt: skip
     _scores[grid](
         logits, names, made.peaks, made.best, made.best_ids, made.sums, plan.starts, plan.temperature, plan.seeds,
         plan.choices, plan.top_k, plan.min_p_log, vocab, stride, plan.columns, SPLIT=split, SPLITS=width,
         MAPPED=mapped, SUMS=logprobs, num_warps=8,
     )  # fmt: skip
     keep = min(TOP_K_LIMIT, split)
-    keys = made.peak_ids
+    room = width * keep
     if plan.truncate:
-        keys = torch.empty(rows * splits * keep, dtype=torch.int64, device=logits.device)
-        _sorted[grid](
-            logits, names, made.peaks, keys, plan.temperature, plan.top_k, vocab, stride, plan.columns,
-            SPLIT=split, SPLITS=width, MAPPED=mapped, KEEP=keep, num_warps=8,
+        made.keys = torch.empty(rows * room, dtype=torch.int64, device=logits.device)
+        bounds_kernel[(rows,)](
+            made.peaks, made.part_peaks, made.bounds, made.found, plan.temperature, plan.top_k, splits, plan.columns,
+            SPLITS=width, PARTS=parts, KEEP=min(TOP_K_LIMIT, width * parts), num_warps=4,
+        )  # fmt: skip
+        candidates_kernel[grid](
+            logits, names, made.peaks, made.bounds, made.found, made.keys, plan.temperature, plan.top_k, vocab, stride,
+            plan.columns, SPLIT=split, SPLITS=width, MAPPED=mapped, KEEP=keep, ROOM=room, num_warps=8,
         )  # fmt: skip
     ids = torch.empty(rows, dtype=torch.int32, device=logits.device)
     told = torch.empty(rows if logprobs else 0, dtype=torch.float32, device=logits.device)
     _choose[(rows,)](
-        logits, made.peaks, made.peak_ids, made.best, made.best_ids, keys, made.sums, plan.starts, plan.temperature,
-        plan.seeds, plan.choices, plan.top_k, plan.top_p, plan.min_p_log, ids, told, splits, stride, plan.columns,
-        SPLITS=width, CANDIDATES=width * keep, KEEP=keep, BEST=min(TOP_K_LIMIT, width * keep), TRUNCATE=plan.truncate, SUMS=logprobs, num_warps=8,
+        logits, made.peaks, made.peak_ids, made.best, made.best_ids, made.keys, made.found, made.sums, plan.starts,
+        plan.temperature, plan.seeds, plan.choices, plan.top_k, plan.top_p, plan.min_p_log, ids, told, splits, stride,
+        plan.columns, SPLITS=width, FEW=min(_FEW, room), ROOM=room, BEST=min(TOP_K_LIMIT, room),
+        TRUNCATE=plan.truncate, SUMS=logprobs, num_warps=4,
     )  # fmt: skip
     return Picks(ids, told if logprobs else None)
 
@@ -275,8 +210,12 @@ def accept_walk(picks: Tensor, drafts: Tensor, counts: Tensor) -> Walk:
 
 
 class _Work:
-    """What the launches of one pick pass on, [R, splits] each."""
+    """What the launches of one pick pass on."""
 
-    def __init__(self, rows: int, splits: int, device: torch.device) -> None:
+    def __init__(self, rows: int, splits: int, parts: int, device: torch.device) -> None:
         self.peaks, self.best, self.sums = torch.empty(3, rows, splits, dtype=torch.float32, device=device)
         self.peak_ids, self.best_ids = torch.empty(2, rows, splits, dtype=torch.int32, device=device)
+        self.part_peaks = torch.empty(rows, splits * parts, dtype=torch.float32, device=device)
+        self.bounds = torch.empty(rows, dtype=torch.float32, device=device)
+        self.found = torch.empty(rows, dtype=torch.int32, device=device)
+        self.keys = torch.empty(0, dtype=torch.int64, device=device)
