@@ -4,7 +4,8 @@
     agents    traces of agents at work                                        cache    the prefix cache against others
     prefixes  what the prompts of a trace share                               replay   a trace against a cache alone
     decode    plain decode against the bare forward                           figures  medians and ratios
-    command   the command line                                                soak     faults at random, pools at their baseline
+    stall     running streams beside a long prompt                            soak     faults at random, pools at their baseline
+    command   the command line
 
 Drives engines by `prove`'s driver. Refuses to tell a ratio between streams that are not the same.
 """

@@ -15,6 +15,8 @@ from typing import Any, Final
 from services.bench.agents import Ask, trace
 from services.bench.prefixes import common_prefix, reusable, stable_floor
 from services.bench.replay import AttentionOnly, Hybrid, NoCache, PromptEnds, play, request_of
+from services.bench.stall import bars as stall_bars
+from services.bench.stall import run_stall
 from services.gpu_worker.engine.cache.evict import POLICIES
 from services.gpu_worker.engine.cache.prices import Prices
 from services.gpu_worker.engine.config import BLOCK_ROWS, EngineConfig
@@ -149,6 +151,7 @@ def run_cache(
         "pools": {"roomy": ROOMY, "tight": TIGHT, "host_tier_bytes": tier},
         "work_beyond_new_tokens": {"median": statistics.median(extra), "max": max(extra)},
         "first_token": first_token(model, asks, repeats=repeats),
+        "stall": run_stall(model, report=report),
         "bytes": {
             "kv_bytes_per_token": prices.block_bytes // BLOCK_ROWS,
             "state_bytes": prices.state_bytes,
@@ -195,7 +198,7 @@ def bars(results: Mapping[str, Any]) -> list[Bar]:
         for name, count in results["differences"].items()
     ]
     told.append(Bar.at_most("host tier mismatches", results["host_tier"]["mismatches"], 0, "copies"))
-    return told
+    return told + stall_bars(results["stall"])
 
 
 def _figures(lengths: Sequence[int], needs: Sequence[int], served: Sequence[int]) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from services.bench.card import (
     tables,
     timed,
 )
+from services.gpu_worker.engine.cache.ring_pool import RingPool
 from services.gpu_worker.engine.config import EngineConfig
 from services.gpu_worker.engine.graphs import GraphCache, Size
 from services.gpu_worker.engine.layers.steps import Span
@@ -63,7 +64,10 @@ class Decoder:
             max_context=context,
         )
         self._kv, self.states = pools(self.loaded, config)
-        self.launches = CardLaunches(self.loaded.model, self._kv, self.states, config)
+        ring = RingPool(
+            self.loaded.dims, self.batch, 0, prefill_rows=config.prefill_chunk, max_verify=self.columns
+        )
+        self.launches = CardLaunches(self.loaded.model, self._kv, self.states, ring, config)
         self._tables = tables(self.batch, blocks_for(context))
         self._plans = {
             columns: sampling.PickPlan.empty(self.batch, columns, device="cuda", truncate=False)

@@ -62,7 +62,7 @@ class Speculator:
         assert isinstance(self.loaded.model, HybridModel)
         self.rounds = DeviceRounds(self.loaded.model, kv, self._states, inputs, truncate=False)
         self._tables = tables(self.batch, blocks_for(context))
-        self._told = torch.zeros(2, self.batch, self.columns + 1, dtype=torch.int32, pin_memory=True)
+        self._told = torch.zeros(2, self.batch, 2 * self.columns, dtype=torch.int32, pin_memory=True)
         self._done = [torch.cuda.Event(), torch.cuda.Event()]  # type: ignore[no-untyped-call]
 
     def begin(self, size: Size) -> None:

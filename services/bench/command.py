@@ -18,6 +18,7 @@ from services.bench.decode import run_decode
 from services.bench.load import RULES, Load
 from services.bench.soak import REQUESTS, run_soak
 from services.bench.spec import BATCHES, PLAIN, REPEATS, Results, StreamsDiffer, bars, run_spec
+from services.bench.stall import Results as StallResults
 from services.prove.evidence import Bar, evidence, write
 from services.prove.models import pocket, smallest
 from shared.errors import BurstlineError
@@ -82,6 +83,7 @@ def cache(
         sys.stderr.write(f"burstline: bench could not measure: {fault}\n")
         raise typer.Exit(2) from fault
     Console().print(_cache_table(results))
+    Console().print(_stall_table(results["stall"]))
     _end("bench cache", {"threads": 1} | results, cache_bars(results), json_file)
 
 
@@ -133,6 +135,21 @@ def _cache_table(results: CacheResults) -> Table:
             f"{figures['share_of_prompts']:.1%}",
             f"{figures['computed_per_prompt']:.0f}",
         )
+    return table
+
+
+def _stall_table(results: StallResults) -> Table:
+    title = f"Milliseconds between deliveries of {results['streams']} streams beside a prompt of {results['prompt_tokens']} tokens"
+    table = Table(title=title, title_justify="left")
+    for name in ("prompt primed", "idle p50", "p50", "p99", "max", "rows between"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name, figures in results.items():
+        if isinstance(figures, dict):
+            busy = figures["while_priming_ms"]
+            times = (figures["idle_ms"]["p50"], busy["p50"], busy["p99"], busy["max"])
+            table.add_row(
+                name, *(f"{value:.0f}" for value in times), str(figures["most_rows_between_deliveries"])
+            )
     return table
 
 

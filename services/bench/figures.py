@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -68,6 +69,15 @@ def spread(values: Sequence[float], digits: int) -> dict[str, float]:
         "median": round(statistics.median(values), digits),
         "min": round(min(values), digits),
         "max": round(max(values), digits),
+    }
+
+
+def quantiles(values: Sequence[float]) -> dict[str, float]:
+    """Median, 99th percentile (by nearest rank) and most, to two digits."""
+    ordered = sorted(values)
+    return {
+        name: round(ordered[math.ceil(share * len(ordered)) - 1], 2)
+        for name, share in (("p50", 0.5), ("p99", 0.99), ("max", 1.0))
     }
 
 

@@ -111,19 +111,19 @@ def measure(model: LoadedModel, load: Load, arm: Arm) -> Pass:
     driver, queue = Driver(engine), deque(requests)
     forwards.count, began = 0, SYSTEM.monotonic_ns()
     spans: set[tuple[int, int]] = set()
-    tokens, cpu_tokens, cpu_seconds = 0, 0, 0.0
+    tokens, cpu_tokens, spent = 0, 0, 0.0
     while queue or engine.has_work():
         stats = engine.stats()
         for _ in range(load.batch - stats.waiting - stats.priming - stats.decoding):
             if queue:
                 driver.submit(queue.popleft())
         stats = engine.stats()
-        started = _cpu_seconds()
+        started = cpu_seconds()
         bursts = [event for event in driver.step() if isinstance(event, Burst)]
         told = sum(len(burst.tokens) for burst in bursts)
         tokens += told
         if not stats.waiting and not stats.priming:
-            cpu_seconds += _cpu_seconds() - started
+            spent += cpu_seconds() - started
             cpu_tokens += told
         spans.update((burst.start_ns, burst.end_ns) for burst in bursts)
     records = [driver.records[request.key] for request in requests]
@@ -132,7 +132,7 @@ def measure(model: LoadedModel, load: Load, arm: Arm) -> Pass:
         streams=tuple(tuple(record.tokens) for record in records),
         decode_tokens=tokens,
         decode_seconds=sum(end - start for start, end in spans) / 1e9,
-        cpu_rate=cpu_tokens / cpu_seconds,
+        cpu_rate=cpu_tokens / spent,
         wall_seconds=(SYSTEM.monotonic_ns() - began) / 1e9,
         forwards=forwards.count,
         rounds=sum(one.rounds for one in counters),
@@ -141,7 +141,7 @@ def measure(model: LoadedModel, load: Load, arm: Arm) -> Pass:
     )
 
 
-def _cpu_seconds() -> float:
+def cpu_seconds() -> float:
     """Processor time of this process: what other processes take of the machine is not in it."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime

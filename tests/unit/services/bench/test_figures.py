@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from services.bench import spec
-from services.bench.figures import Pass, by_position, summary
+from services.bench.figures import Pass, by_position, quantiles, summary
 from services.bench.load import Arm, Load
 from services.bench.spec import ARMS, BY_GAIN, PLAIN, StreamsDiffer, bars, run_spec
 from services.gpu_worker.engine.models.loader import LoadedModel
@@ -84,3 +84,8 @@ def test_gates_that_let_speculation_cost_more_than_it_brings_break_a_bar() -> No
     (bar,) = bars(results)
     assert (bar.value, bar.holds) == (0.9, False)
     assert BY_GAIN in bar.name
+
+
+def test_quantiles_are_values_that_occurred() -> None:
+    assert quantiles([3.0, 1.0, 2.0]) == {"p50": 2.0, "p99": 3.0, "max": 3.0}
+    assert quantiles(list(range(1, 201))) == {"p50": 100, "p99": 198, "max": 200}
