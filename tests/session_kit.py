@@ -154,7 +154,12 @@ class Bench:
     """One cache and one stand-in; primes and runs sessions by hand."""
 
     def __init__(
-        self, wrong: Callable[[Prefix], bool] = lambda _: False, *, max_ctx: int = 2048, host_bytes: int = 0
+        self,
+        wrong: Callable[[Prefix], bool] = lambda _: False,
+        *,
+        max_ctx: int = 2048,
+        host_bytes: int = 0,
+        max_decoded: int = 0,
     ) -> None:
         self.model = StandIn(wrong)
         self.cache = CacheManager(
@@ -165,6 +170,7 @@ class Bench:
             states=self.model,
             tier=HostTier(host_bytes, self.model),
             prices=PRICES,
+            max_decoded=max_decoded,
         )
         self.said = NamespaceIndex()
         self.shape = SessionShape(vocab=VOCAB, hidden=1, max_verify=8, cache_max_ctx=max_ctx)

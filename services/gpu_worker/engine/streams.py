@@ -195,7 +195,7 @@ class Stream:
             told=self.told,
             retries=self.retries,
             cached_tokens=self.cached_tokens,
-            reuse=self.reuse,
+            reuse=self.reuse if self.emitted else "exact",
             preempted=(self.past.preempted if self.past else 0) + self.preempted,
             scored=self.scored,
             capture_disabled=self.aside or self.session.capture_disabled,

@@ -100,6 +100,8 @@ def arrivals(draw: st.DrawFn) -> list[Arrival]:
     gate=st.sampled_from([None, SpecGate(low=1, high=2), SpecGate()]),
     short=st.sets(st.integers(0, 40), max_size=2),
     demote_at=st.sampled_from([0, 2, 5, 99]),
+    checkpoints=st.sampled_from([0, 1]),
+    host=st.sampled_from([0, 1 << 24]),
 )
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 def test_c1_tokens_and_logprobs_are_those_of_the_request_alone(
@@ -113,15 +115,22 @@ def test_c1_tokens_and_logprobs_are_those_of_the_request_alone(
     gate: SpecGate | None,
     short: set[int],
     demote_at: int,
+    checkpoints: int,
+    host: int,
 ) -> None:
     limits = EngineLimits(
-        burst_rounds=rounds, busy_burst_rounds=max(1, rounds // 2), spec_gate=gate, decode_reserve=reserve
+        burst_rounds=rounds,
+        busy_burst_rounds=max(1, rounds // 2),
+        spec_gate=gate,
+        decode_reserve=reserve,
+        decode_ckpt_blocks=checkpoints,
     )
     engine = build(
         limits=limits,
         prefill_chunk=chunk,
         num_blocks=blocks,
         max_batch=batch,
+        host_tier_bytes=host,
         faults=Trouble(short, demote_at),
     )
     driver = Driver(engine, grant=lambda _: granted)

@@ -202,15 +202,14 @@ class DecodedStates:
         fresh = self._blocks.allocate(len(away))
         if fresh is None:
             raise EngineFault("a planned restore did not fit")
+        good = True
         for index, block in zip(away, fresh, strict=True):
             copy = decoded.blocks[index]
             assert isinstance(copy, HostCopy)
-            good = self._tier.bring_block(copy, block)
+            good = good and self._tier.bring_block(copy, block)
             self._tier.drop(copy)
             decoded.blocks[index] = block
-            if not good:
-                return self._lost(decoded)
-        return self._bring_state(decoded) or self._lost(decoded)
+        return (good and self._bring_state(decoded)) or self._lost(decoded)
 
     def _bring_state(self, decoded: DecodedState) -> bool:
         if isinstance(decoded.state, StoredState):

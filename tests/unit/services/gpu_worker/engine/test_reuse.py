@@ -253,6 +253,16 @@ def test_parked_turns_give_their_blocks_to_who_needs_them() -> None:
     baseline(engine)
 
 
+def test_a_turn_that_needs_all_memory_does_not_wait_for_what_it_goes_on_from() -> None:
+    engine = build(num_blocks=8)
+    driver = Driver(engine)
+    one = driver.run([first()])["one", 0]
+    tail = prompt(8 * 64 - len(FIRST) - SAID - 20, 71)
+    two = driver.run([after(one.tokens, tail=tail, max_tokens=20)])["two", 0]
+    assert two.end.reason is FinishReason.LENGTH
+    baseline(engine)
+
+
 class Breaks(Faults):
     """This verify launch does not fit; the second turn gives way at these rows."""
 
