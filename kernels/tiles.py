@@ -20,10 +20,13 @@ UNIT_COLUMNS: Final = 64
 """Card: weight columns of a unit: 128 bytes of bfloat16, the widest swizzle of shared memory."""
 
 RUNS: Final = 132
-"""Card: runs that a weight's units are cut into, one a multiprocessor of an H200. A constant, not read off the device."""
+"""Card: programs that a decode product wants, one a multiprocessor of an H200. A constant, not read off the device."""
 
-LEAST_RUN: Final = 8
-"""Card: units of a run at least, so that small weights do not spend their time adding parts."""
+MOST_SLICES: Final = 8
+"""Card: slices of K at most; their float32 parts are written and read again."""
+
+SLICE_UNITS: Final = 8
+"""Card: units of a slice at least, so that small weights do not spend their time adding parts."""
 
 
 def tile_table() -> dict[str, int]:
@@ -35,5 +38,6 @@ def tile_table() -> dict[str, int]:
         "unit_rows": UNIT_ROWS,
         "unit_columns": UNIT_COLUMNS,
         "runs": RUNS,
-        "least_run": LEAST_RUN,
+        "most_slices": MOST_SLICES,
+        "slice_units": SLICE_UNITS,
     }

@@ -6,21 +6,20 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.matmul.stream import store_tile
+from kernels.matmul.sliced import store_tile
 
 
 @triton.jit(do_not_specialize=["rows"])
 def dense_kernel(
     x, weight, out, scale, rows,
     N: tl.constexpr, K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    TILES: tl.constexpr, GROUP: tl.constexpr, STAGES: tl.constexpr,
+    STEPS: tl.constexpr, TILES: tl.constexpr, GROUP: tl.constexpr, STAGES: tl.constexpr,
     PAIRS: tl.constexpr, SCALED: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """out[rows, N] = x[rows, K] @ weight.T; weight [TILES, STEPS, BLOCK_N, BLOCK_K]. Grid (row blocks * TILES,).
 
     Programs walk `GROUP` row blocks down before they move to the next column tile.
     """
-    STEPS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
     program = tl.program_id(0)
     blocks = tl.cdiv(rows, BLOCK_M)
     band = program // (GROUP * TILES)
@@ -38,7 +37,7 @@ def dense_kernel(
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for step in tl.range(0, STEPS, num_stages=STAGES):
         unit = tl.load(unit_at + (tile * STEPS + step).to(tl.int64) * (BLOCK_N * BLOCK_K))
-        mask = live if K % BLOCK_K == 0 else live & (step * BLOCK_K + inner < K)[None, :]
+        mask = live if K == STEPS * BLOCK_K else live & (step * BLOCK_K + inner < K)[None, :]
         taken = tl.load(rows_at + step * BLOCK_K, mask=mask, other=0.0)
         acc = tl.dot(taken, unit.to(taken.dtype), acc)
-    store_tile(acc, out, scale, tile, row, rows, N, PAIRS, SCALED)
+    store_tile(acc, out, scale, tile * BLOCK_N, row, rows, N, PAIRS, SCALED)

@@ -1,7 +1,7 @@
-"""Row-exact products on the card: weights in 16 KiB units, a fixed cut of them among the multiprocessors.
+"""Row-exact products on the card: weights in 16 KiB units, a fixed number of K slices a weight.
 
-Decode and verify rows run through `stream_kernel` in tiles of 64 rows, prefill rows through `dense_kernel`; which of the
-two is the caller's word. Nothing here looks at the row count but to decide how many row blocks there are.
+Decode and verify rows run through `sliced_kernel`, prefill rows through `dense_kernel`; which of the two is the caller's
+word. The row count picks a tile, never the order in which a row's products are added.
 """
 
 from __future__ import annotations
@@ -16,12 +16,9 @@ from torch import Tensor
 from kernels.launch import OVERLAP
 from kernels.matmul.dense import dense_kernel
 from kernels.matmul.packed import Packed, Recipe
-from kernels.matmul.stream import stream_kernel
-from kernels.matmul.tiles import stream
+from kernels.matmul.sliced import sliced_kernel
+from kernels.matmul.tiles import Cut, RowTile, cut, row_tile
 from kernels.tiles import RUNS, UNIT_COLUMNS, UNIT_ROWS
-
-ROWS: Final = 64
-"""Rows of a decode tile: the smallest that the tensor cores' wide instructions take."""
 
 MOST_ROWS: Final = 256
 """Decode rows of one launch; more take several, so that the parts have a fixed room."""
@@ -31,7 +28,9 @@ PREFILL_ROWS: Final = 128
 
 _PADDED_ROWS: Final = 64
 _FLOAT8: Final = torch.float8_e4m3fn
-_MOST_TILES: Final = 16_384
+_MOST_PARTS: Final = RUNS * 3 // 2
+"""Sliced tiles of UNIT_ROWS columns at most, over all slices: `cut` rounds RUNS / tiles up at worst from 1.5 to 2."""
+_MOST_TILES: Final = RUNS * MOST_ROWS // 16
 
 
 def pack(weight: Tensor, recipe: Recipe, *, pairs: bool = False) -> Packed:
@@ -59,12 +58,13 @@ def pack(weight: Tensor, recipe: Recipe, *, pairs: bool = False) -> Packed:
 def _units(weight: Tensor) -> Tensor:
     """[N, K] -> [N / UNIT_ROWS, K / UNIT_COLUMNS, UNIT_ROWS, UNIT_COLUMNS], padded with zeros."""
     n, k = weight.shape
-    tiles, steps = -(-n // UNIT_ROWS), -(-k // UNIT_COLUMNS)
-    if (n % UNIT_ROWS, k % UNIT_COLUMNS) != (0, 0):
-        whole = weight.new_zeros(tiles * UNIT_ROWS, steps * UNIT_COLUMNS)
+    at = cut(n, k)
+    height, length = at.unit_rows * UNIT_ROWS, at.steps * UNIT_COLUMNS
+    if (n, k) != (height, length):
+        whole = weight.new_zeros(height, length)
         whole[:n, :k] = weight
         weight = whole
-    return weight.view(tiles, UNIT_ROWS, steps, UNIT_COLUMNS).transpose(1, 2).contiguous()
+    return weight.view(at.unit_rows, UNIT_ROWS, at.steps, UNIT_COLUMNS).transpose(1, 2).contiguous()
 
 
 def linear(
@@ -98,16 +98,18 @@ def _product(x: Tensor, packed: Packed, prefill: bool, out_dtype: torch.dtype) -
     if prefill:
         _dense(x, packed, out)
     else:
+        at = cut(packed.out_features, packed.in_features)
         for first in range(0, x.shape[0], MOST_ROWS):
-            _stream(x[first : first + MOST_ROWS], packed, out[first : first + MOST_ROWS])
+            some = x[first : first + MOST_ROWS]
+            _sliced(some, packed, out[first : first + MOST_ROWS], row_tile(some.shape[0]), at)
     return out
 
 
-def _stream(x: Tensor, packed: Packed, out: Tensor) -> None:
-    cut = stream(packed.out_features, packed.in_features)
-    blocks = -(-x.shape[0] // ROWS)
+def _sliced(x: Tensor, packed: Packed, out: Tensor, tile: RowTile, at: Cut) -> None:
+    tiles = -(-at.unit_rows // tile.wide)
+    blocks = -(-x.shape[0] // tile.rows)
     parts, arrivals = _workspace(x.device)
-    stream_kernel[(blocks, cut.programs)](
+    sliced_kernel[(blocks, tiles * at.slices)](
         x,
         packed.weight,
         out,
@@ -117,17 +119,21 @@ def _stream(x: Tensor, packed: Packed, out: Tensor) -> None:
         x.shape[0],
         N=packed.out_features,
         K=packed.in_features,
-        BLOCK_M=ROWS,
-        BLOCK_N=UNIT_ROWS,
-        BLOCK_K=UNIT_COLUMNS,
-        EACH=cut.each,
-        TILES=cut.tiles,
-        PROGRAMS=cut.programs,
-        STAGES=4,
+        UNIT_ROWS=UNIT_ROWS,
+        UNIT_COLUMNS=UNIT_COLUMNS,
+        STEPS=at.steps,
+        TILES=tiles,
+        SLICES=at.slices,
+        BLOCK_M=tile.rows,
+        WIDE=tile.wide,
+        DEEP=tile.deep,
+        STAGES=tile.stages,
+        SWAP=tile.swap,
+        EARLY=tile.early if OVERLAP else 0,
         PAIRS=packed.pairs,
         SCALED=packed.scale is not None,
         OVERLAP=OVERLAP,
-        num_warps=4,
+        num_warps=tile.warps,
         **({"launch_pdl": True} if OVERLAP else {}),
     )
 
@@ -146,6 +152,7 @@ def _dense(x: Tensor, packed: Packed, out: Tensor) -> None:
         BLOCK_M=PREFILL_ROWS,
         BLOCK_N=UNIT_ROWS,
         BLOCK_K=UNIT_COLUMNS,
+        STEPS=packed.weight.shape[1],
         TILES=tiles,
         GROUP=8,
         STAGES=4,
@@ -163,9 +170,8 @@ def _workspace(device: torch.device) -> tuple[Tensor, Tensor]:
 
     Allocated once and kept, so that a CUDA graph may hold its address; the first product must come before a capture.
     """
-    blocks = MOST_ROWS // ROWS
-    parts = torch.empty(blocks * 2 * RUNS * ROWS * UNIT_ROWS, dtype=torch.float32, device=device)
-    return parts, torch.zeros(blocks * _MOST_TILES, dtype=torch.int32, device=device)
+    parts = torch.empty(MOST_ROWS * _MOST_PARTS * UNIT_ROWS, dtype=torch.float32, device=device)
+    return parts, torch.zeros(_MOST_TILES, dtype=torch.int32, device=device)
 
 
 def _cublas(x: Tensor, packed: Packed) -> Tensor:

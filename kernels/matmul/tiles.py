@@ -1,32 +1,62 @@
-"""The fixed tiles of the card's products: functions of (N, K) alone.
+"""The fixed cut of the card's decode products, and the tiles that its row counts take.
 
-A unit is one [UNIT_ROWS, UNIT_COLUMNS] tile of the weight. Units are numbered column tile by column tile, K ascending, and cut
-into equal runs, one a program; a column tile whose K lies in several programs is added in ascending order.
+The cut (how many slices of K a weight has) decides bits and is a function of (N, K) alone. The row tile does not: any of
+them gives a row the same bits (`kernels.gate` checks it on the card), so it is chosen by the row count for speed.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
-from kernels.tiles import LEAST_RUN, RUNS, UNIT_COLUMNS, UNIT_ROWS
+from kernels.tiles import MOST_SLICES, RUNS, SLICE_UNITS, UNIT_COLUMNS, UNIT_ROWS
 
 
 @dataclass(frozen=True, slots=True)
-class Stream:
-    """How a decode product reads its weight."""
+class Cut:
+    """A weight in units of [UNIT_ROWS, UNIT_COLUMNS]."""
 
-    tiles: int
-    """Column tiles."""
+    unit_rows: int
+    """Units down N."""
     steps: int
-    """Units of a column tile."""
-    each: int
-    """Units a program."""
-    programs: int
+    """Units along K, padded to an even number."""
+    slices: int
+    """Slices of K that are added in ascending order."""
 
 
-def stream(n: int, k: int) -> Stream:
-    """The cut of an [n, k] weight."""
-    tiles, steps = -(-n // UNIT_ROWS), -(-k // UNIT_COLUMNS)
-    units = tiles * steps
-    each = max(LEAST_RUN, -(-units // RUNS))
-    return Stream(tiles, steps, each, -(-units // each))
+def cut(n: int, k: int) -> Cut:
+    """The cut of an [n, k] weight: enough slices that a narrow one keeps every multiprocessor reading."""
+    unit_rows, steps = -(-n // UNIT_ROWS), -(-k // (2 * UNIT_COLUMNS)) * 2
+    slices = max(1, min(MOST_SLICES, round(RUNS / unit_rows), steps // SLICE_UNITS))
+    return Cut(unit_rows, steps, slices)
+
+
+@dataclass(frozen=True, slots=True)
+class RowTile:
+    """How one program of a decode product works; nothing here changes a bit."""
+
+    rows: int
+    """Rows of x in a tile."""
+    wide: int
+    """Units down N."""
+    deep: int
+    """Units along K in a step."""
+    stages: int
+    warps: int
+    swap: bool
+    """The weight is the left operand: the instruction's 64 rows are the weight's, and x may have 16."""
+    early: int
+    """Units asked for before the wait for x."""
+
+
+_TILES: Final = (
+    RowTile(16, 1, 1, 5, 4, True, 6),
+    RowTile(32, 1, 1, 5, 4, True, 6),
+    RowTile(64, 1, 2, 4, 8, False, 6),
+    RowTile(128, 1, 1, 4, 8, False, 4),
+)
+
+
+def row_tile(rows: int) -> RowTile:
+    """The smallest tile that holds the rows, or the largest there is."""
+    return next((tile for tile in _TILES if rows <= tile.rows), _TILES[-1])

@@ -10,7 +10,7 @@ pytest.importorskip("triton")
 from kernels.matmul import device, tiles
 from kernels.matmul.packed import Packed
 from kernels.testing import assert_equal_bits
-from kernels.tiles import RUNS
+from kernels.tiles import UNIT_ROWS
 
 SHAPES = [(128, 64), (136, 72), (256, 1200), (40, 520), (264, 136)]
 """(N, K): one unit; ragged both ways; a column tile shared by several programs; more K than N."""
@@ -77,14 +77,36 @@ def test_misuse_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("n", "k"),
-    [(34816, 5120), (5120, 17408), (16480, 5120), (5120, 6144), (14336, 5120), (248320, 5120), (8, 8)],
+    ("n", "k", "slices"),
+    [
+        (34816, 5120, 1),
+        (5120, 17408, 3),
+        (16480, 5120, 1),
+        (5120, 6144, 3),
+        (14336, 5120, 1),
+        (248320, 5120, 1),
+        (2048, 4096, 8),
+        (8, 8, 1),
+    ],
 )
-def test_every_unit_is_read_once(n: int, k: int) -> None:
-    cut = tiles.stream(n, k)
-    units = cut.tiles * cut.steps
-    assert (cut.programs - 1) * cut.each < units <= cut.programs * cut.each
-    assert cut.programs <= RUNS
+def test_the_cut_is_a_function_of_the_shape(n: int, k: int, slices: int) -> None:
+    at = tiles.cut(n, k)
+    assert at.slices == slices
+    assert at.unit_rows * UNIT_ROWS >= n > (at.unit_rows - 1) * UNIT_ROWS
+    assert at.steps % 2 == 0
+    assert at.slices == 1 or at.unit_rows * at.slices <= device._MOST_PARTS
+
+
+@pytest.mark.parametrize("swap", [False, True])
+@pytest.mark.parametrize("wide", [1, 2])
+@pytest.mark.parametrize("deep", [1, 2])
+def test_every_row_tile_computes_the_same(nan_filled_empty: None, swap: bool, wide: int, deep: int) -> None:
+    x, weight = _draw(19, 264, 1200)
+    packed, at = device.pack(weight, "card"), tiles.cut(264, 1200)
+    assert at.slices > 1
+    out = torch.empty(19, 264)
+    device._sliced(x, packed, out, tiles.RowTile(16, wide, deep, 2, 4, swap, 0), at)
+    torch.testing.assert_close(out.double(), x.double() @ weight.double().T, rtol=1e-4, atol=1e-4)
 
 
 def test_padded_baseline_takes_any_row_count() -> None:
