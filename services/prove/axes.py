@@ -101,6 +101,7 @@ CACHES: Final[Mapping[str, Callable[[Scene], int]]] = {
     "next turn of a session": plants.next_turn,
     "hit in the host tier": plants.spilled,
     "another worker's hit": plants.another_workers,
+    "exact hit": plants.exact,
 }
 
 WAYS: Final[Mapping[str, Callable[[Scene], None]]] = {
@@ -136,6 +137,8 @@ _LIVE: Final = frozenset(WAYS) - {"resumed"}
 NEEDS: Final[Mapping[tuple[str, str], Mapping[str, frozenset[str]]]] = {
     # Less than a block is never cached.
     ("prompt", "short"): {"cache": _UNCACHED},
+    # The entry ends where the prompt ends.
+    ("cache", "exact hit"): {"prompt": frozenset({"on the grid"})},
     # A whole journal leaves no other way to know the stream.
     ("drafter", "replay"): {"way": _LIVE},
 }

@@ -71,6 +71,12 @@ def next_turn(scene: Scene) -> int:
     return scene.deepest
 
 
+def exact(scene: Scene) -> int:
+    """The whole prompt, which ends on the grid: nothing is left to prime, the stored hidden decides the first token."""
+    scene.plant(scene.request.tokens)
+    return len(scene.request.tokens)
+
+
 def spilled(scene: Scene) -> int:
     """What eviction took from the device lies in the host tier, and comes back from there."""
     scene.plant(scene.request.tokens, ckpt_at=scene.deepest, capture_at=GRID)

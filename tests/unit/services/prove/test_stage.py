@@ -36,7 +36,11 @@ FOUND = {
     "next turn of a session": DEEPEST,
     "hit in the host tier": DEEPEST,
     "another worker's hit": DEEPEST,
+    "exact hit": 192,
 }
+
+
+ASKED = {"exact hit": {"prompt": "on the grid"}}
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +56,7 @@ def play(references: References, **changes: str) -> tuple[Outcome, Counter[str]]
 
 @pytest.mark.parametrize("cache", CACHES)
 def test_a_plant_makes_the_hit_that_it_promises(cache: str, references: References) -> None:
-    outcome, _ = play(references, cache=cache)
+    outcome, _ = play(references, cache=cache, **ASKED.get(cache, {}))
     assert not outcome.verdict.differences
     assert outcome.cached_tokens == FOUND[cache]
 
