@@ -81,9 +81,10 @@ class FrameBuffer:
         self._told += len(entries)
         self._scores.extend(entries[max(0, waiting - offset) :])
 
-    def prompt_over(self) -> None:
-        """Nothing more is told of the prompt: tokens wait for it no longer."""
-        self._to_score = self._scored + len(self._scores)
+    def prompt_over(self) -> bool:
+        """Nothing more is told of the prompt: tokens wait for it no longer. False when something is missing."""
+        wanted, self._to_score = self._to_score, self._scored + len(self._scores)
+        return self._to_score >= wanted
 
     def take(self) -> Chunk | Scores | None:
         """Remove the next message: the prompt's first, then frames, choices in turn; None when nothing waits."""

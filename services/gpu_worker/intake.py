@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Final
 
 from opentelemetry.trace import Span
 
@@ -23,6 +24,7 @@ from services.gpu_worker.engine.requests import (
     DrafterOffReason,
     Event,
     Finished,
+    FinishReason,
     HitDropped,
     Parked,
     Primed,
@@ -34,6 +36,8 @@ from shared.errors import EngineFault
 from shared.protocol.messages import CancelRequest, GenerateRequest
 
 log = logging.getLogger(__name__)
+
+_WHOLE: Final = (FinishReason.STOP, FinishReason.LENGTH)
 
 
 class Intake:
@@ -157,7 +161,7 @@ class Intake:
         self.outcome.finished[event.choice] = event
         self._core.metrics.spent(event.telemetry)
         self.outcome.timeline.finished(event)
-        if event.choice == 0:
-            self.buffer.prompt_over()
+        if event.choice == 0 and not self.buffer.prompt_over() and event.reason in _WHOLE:
+            self.fault = EngineFault("the prompt was not scored to its end")
         if self.outcome.complete:
             self.over.set()

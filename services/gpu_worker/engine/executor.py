@@ -103,7 +103,8 @@ class Executor:
         return left if left >= session.prime_left else left // BLOCK_ROWS * BLOCK_ROWS
 
     def _tell_scores(self, stream: Stream) -> None:
-        scored = stream.prompt_scored(self._clock.wall_ns()) if stream.going else None
+        """A stream that only primes has ended by now; one whose launch did not fit tells nothing of it."""
+        scored = None if stream.aside else stream.prompt_scored(self._clock.wall_ns())
         if scored is not None:
             self._tell(scored)
 

@@ -90,3 +90,15 @@ async def test_errors_have_their_classes(client: openai.AsyncOpenAI, line: Line)
     line.gateway.fleet.note(line.worker.heartbeat(ready=False))
     with pytest.raises(openai.InternalServerError):
         await client.chat.completions.create(model="pocket", messages=MESSAGES)
+
+
+async def test_a_prompt_is_echoed_and_scored(client: openai.AsyncOpenAI) -> None:
+    answer = await client.completions.create(
+        model="pocket", prompt="one two three", echo=True, logprobs=2, max_tokens=0
+    )
+    (choice,) = answer.choices
+    assert (choice.text, choice.finish_reason) == ("one two three", "length")
+    assert choice.logprobs is not None
+    assert choice.logprobs.token_logprobs is not None
+    assert choice.logprobs.token_logprobs[0] is None
+    assert all(value < 0 for value in choice.logprobs.token_logprobs[1:])

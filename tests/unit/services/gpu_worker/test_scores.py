@@ -103,8 +103,27 @@ def test_tokens_wait_for_the_prompt() -> None:
 def test_tokens_do_not_wait_for_a_prompt_of_which_nothing_more_will_be_told() -> None:
     buffer = FrameBuffer((0, 0), to_score=3)
     buffer.add(1, 0, [7], None)
-    buffer.prompt_over()
+    assert not buffer.prompt_over()
     assert buffer.take() is not None
+
+
+def test_a_prompt_that_was_told_whole_is_over() -> None:
+    buffer = FrameBuffer((0,), scored=1, to_score=3)
+    buffer.score(0, entries(3))
+    assert buffer.prompt_over()
+
+
+async def test_an_engine_that_scores_a_part_and_ends_well_is_at_fault() -> None:
+    async with world() as here:
+        running = await here.worker(budget=1)
+        await here.enqueue(make_request(clock=here.clock, prompt_logprobs=1))
+        await until(lambda: bool(running.engine.runs) and running.engine.budget == 0)
+        run = next(iter(running.engine.runs.values()))
+        run.scored = len(PROMPT) - 1  # it believes that it told them
+        await running.let_go()
+        failure = (await here.terminal()).failure
+        assert failure is not None
+        assert failure.code == EngineFault.code
 
 
 @pytest.mark.parametrize("offset", [0, 1, 3])

@@ -127,3 +127,18 @@ def test_r_q20_a_prompt_that_is_primed_again_is_told_once() -> None:
     engine = build(prefill_chunk=64, faults=Breaks())
     assert scores(run(engine, scoring(TEXTS[6]))) == truth(6)
     assert (engine.stats().set_aside, engine.stats().preempted) == (2, 1)
+
+
+@pytest.mark.parametrize("which", range(len(TEXTS)))
+def test_r_q20_a_request_that_says_nothing_scores_the_same_and_ends(which: int) -> None:
+    driver = run(build(prefill_chunk=64), scoring(TEXTS[which], max_tokens=0))
+    assert scores(driver) == truth(which)
+    outcome = driver.outcomes["r", 0]
+    assert (outcome.tokens, outcome.end.reason, outcome.end.completion_tokens) == ([], "length", 0)
+
+
+def test_a_request_that_says_nothing_leaves_its_prompt_to_others() -> None:
+    engine = build()
+    run(engine, request(prompt(130), "primes", max_tokens=0))
+    driver = run(engine, request(prompt(130), "speaks", max_tokens=4))
+    assert driver.outcomes["speaks", 0].cached_tokens == 128
