@@ -12,6 +12,7 @@ from typing import Final
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels.launch import OVERLAP
 from kernels.matmul.dense import dense_kernel
@@ -139,28 +140,29 @@ def _sliced(x: Tensor, packed: Packed, out: Tensor, tile: RowTile, at: Cut) -> N
 
 
 def _dense(x: Tensor, packed: Packed, out: Tensor) -> None:
-    tiles = packed.weight.shape[0]
-    blocks = -(-x.shape[0] // PREFILL_ROWS)
-    dense_kernel[(blocks * tiles,)](
-        x,
-        packed.weight,
+    rows, (unit_rows, steps) = x.shape[0], packed.weight.shape[:2]
+    # A wide tile reads x less often; a few rows want more programs.
+    wide = 2 if rows > PREFILL_ROWS else 1
+    tiles = -(-unit_rows // wide)
+    units = packed.weight.view(-1, UNIT_COLUMNS)
+    dense_kernel[(-(-rows // PREFILL_ROWS) * tiles,)](
+        TensorDescriptor.from_tensor(x, [PREFILL_ROWS, UNIT_COLUMNS]),
+        TensorDescriptor.from_tensor(units, [UNIT_ROWS, UNIT_COLUMNS]),
         out,
         packed.scale,
-        x.shape[0],
+        rows,
         N=packed.out_features,
-        K=packed.in_features,
-        BLOCK_M=PREFILL_ROWS,
-        BLOCK_N=UNIT_ROWS,
-        BLOCK_K=UNIT_COLUMNS,
-        STEPS=packed.weight.shape[1],
+        UNIT_ROWS=UNIT_ROWS,
+        UNIT_COLUMNS=UNIT_COLUMNS,
+        STEPS=steps,
         TILES=tiles,
-        GROUP=8,
+        BLOCK_M=PREFILL_ROWS,
+        WIDE=wide,
+        GROUP=16,
         STAGES=4,
         PAIRS=packed.pairs,
         SCALED=packed.scale is not None,
-        OVERLAP=OVERLAP,
         num_warps=8,
-        **({"launch_pdl": True} if OVERLAP else {}),
     )
 
 
