@@ -1,7 +1,7 @@
 """The mixture in Triton: route, sort the (row, rank) pairs by (expert, row), two grouped products, the ordered sum.
 
     _route   one program a row: softmax over all experts, the k largest one after another
-    _place   a pair's place among its expert's pairs, by counting; the list of tiles
+    _place   one program an expert: its pairs by row, behind those of the experts before it; the list of tiles
     _up      tiles of one expert's pairs: silu(gate) * up, rounded once
     _down    the same tiles back to H, float32, each pair to a row of its own
     _sum     a row's k parts in rank order, and the shared expert behind them
@@ -24,11 +24,10 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from kernels.experts.packed import PackedExperts, Routes
 from kernels.launch import OVERLAP
 from kernels.matmul.packed import Recipe
-from kernels.matmul.stream import silu_times
 
 _OPTIONS: Final[dict[str, Any]] = {"OVERLAP": OVERLAP, **({"launch_pdl": True} if OVERLAP else {})}
-_PAIRS: Final = 32
-"""Pairs that a program of `_place` places."""
+_CHUNK: Final = 512
+"""Pairs that a program of `_place` looks at in one step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +42,7 @@ class Tile:
 
 
 UP: Final = {False: Tile(16, 64, 128, 4, 4), True: Tile(64, 128, 64, 4, 8)}
-DOWN: Final = {False: Tile(16, 128, 128, 4, 4), True: Tile(64, 128, 64, 4, 8)}
+DOWN: Final = {False: Tile(16, 64, 128, 4, 4), True: Tile(64, 128, 64, 4, 8)}
 """By phase (prefill or not); the two share the row count, since one list of tiles serves both products."""
 
 
@@ -82,39 +81,34 @@ def _route(
 @triton.jit(do_not_specialize=["pairs"])
 def _place(
     ids, order, tile_expert, tile_start, tile_end, tile_count, pairs,
-    EXPERTS: tl.constexpr, BINS: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr, ROWS: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    EXPERTS: tl.constexpr, BINS: tl.constexpr, CHUNK: tl.constexpr, ROWS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Pairs [BLOCK] of this program to their places, and the tiles that begin with one of them."""
+    """The pairs of one expert to their places, by row, and its tiles. Grid (experts,)."""
+    expert, bins = tl.program_id(0), tl.arange(0, BINS)
     if OVERLAP:
         gdc_launch_dependents()
         gdc_wait()
-    own = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    live = own < pairs
-    expert = tl.load(ids + own, mask=live, other=EXPERTS)
     counts = tl.zeros([BINS], tl.int32)
-    before = tl.zeros([BLOCK], tl.int32)
-    among = tl.zeros([BLOCK], tl.int32)
     for first in range(0, pairs, CHUNK):
         at = first + tl.arange(0, CHUNK)
-        other = tl.load(ids + at, mask=at < pairs, other=EXPERTS)
-        counts += tl.histogram(other, BINS)
-        before += tl.sum((other[None, :] < expert[:, None]).to(tl.int32), axis=1)
-        earlier = (other[None, :] == expert[:, None]) & (at[None, :] < own[:, None])
-        among += tl.sum(earlier.to(tl.int32), axis=1)
-    bins = tl.arange(0, BINS)
+        counts += tl.histogram(tl.load(ids + at, mask=at < pairs, other=EXPERTS), BINS)
     tiles = tl.where(bins < EXPERTS, (counts + ROWS - 1) // ROWS, 0)
-    if tl.program_id(0) == 0:
+    mine = tl.sum(tl.where(bins == expert, counts, 0), axis=0)
+    place = tl.sum(tl.where(bins < expert, counts, 0), axis=0)
+    tile, end = tl.sum(tl.where(bins < expert, tiles, 0), axis=0), place + mine
+    if expert == 0:
         tl.store(tile_count, tl.sum(tiles, axis=0))
-    mine = tl.sum(tl.where(bins[None, :] == expert[:, None], counts[None, :], 0), axis=1)
-    first_tile = tl.sum(tl.where(bins[None, :] < expert[:, None], tiles[None, :], 0), axis=1)
-    place = before + among
-    tl.store(order + place, own, mask=live)
-    heads = live & (among % ROWS == 0)
-    tile = first_tile + among // ROWS
-    tl.store(tile_expert + tile, expert, mask=heads)
-    tl.store(tile_start + tile, place, mask=heads)
-    tl.store(tile_end + tile, place + tl.minimum(mine - among, ROWS), mask=heads)
+    if mine > 0:
+        for start in range(place, end, ROWS):
+            tl.store(tile_expert + tile, expert)
+            tl.store(tile_start + tile, start)
+            tl.store(tile_end + tile, tl.minimum(start + ROWS, end))
+            tile += 1
+        for first in range(0, pairs, CHUNK):
+            at = first + tl.arange(0, CHUNK)
+            own = (tl.load(ids + at, mask=at < pairs, other=EXPERTS) == expert).to(tl.int32)
+            tl.store(order + place + tl.cumsum(own, axis=0) - 1, at, mask=own > 0)
+            place += tl.sum(own, axis=0)
 
 
 @triton.jit
@@ -158,7 +152,7 @@ def _up(
     column = block * (BLOCK_N // 2) + tl.arange(0, BLOCK_N // 2)
     at = (place.to(tl.int64) * (WIDTH // 2))[:, None] + column[None, :]
     mask = live[:, None] & (column < WIDTH // 2)[None, :]
-    tl.store(out + at, silu_times(gate, up).to(out.dtype.element_ty), mask=mask)
+    tl.store(out + at, (gate / (1.0 + tl.exp(-gate)) * up).to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -272,9 +266,9 @@ def _sorted(ids: Tensor, experts: int, rows: int, most: int) -> tuple[Tensor, ..
     order = torch.empty(pairs, dtype=torch.int32, device=ids.device)
     tiles = torch.empty(3, most, dtype=torch.int32, device=ids.device)
     count = torch.empty(1, dtype=torch.int32, device=ids.device)
-    _place[(triton.cdiv(pairs, _PAIRS),)](
+    _place[(experts,)](
         ids, order, tiles[0], tiles[1], tiles[2], count, pairs, EXPERTS=experts,
-        BINS=triton.next_power_of_2(experts + 1), BLOCK=_PAIRS, CHUNK=128, ROWS=rows, num_warps=4, **_OPTIONS,
+        BINS=triton.next_power_of_2(experts + 1), CHUNK=_CHUNK, ROWS=rows, num_warps=4, **_OPTIONS,
     )  # fmt: skip
     return order, tiles[0], tiles[1], tiles[2], count
 
