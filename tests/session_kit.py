@@ -24,6 +24,7 @@ from services.gpu_worker.engine.sessions.base import Session
 from services.gpu_worker.engine.sessions.mtp import SpecSession
 from services.gpu_worker.engine.sessions.outcome import SessionShape
 from services.gpu_worker.engine.sessions.rounds import run_round
+from services.gpu_worker.engine.whole import WholeResult, WholeRow
 from tests.engine_kit import prompt
 
 VOCAB = 24
@@ -106,6 +107,11 @@ class StandIn:
             assert row.start == len(self._slots[row.slot])
             self._open[row.slot] = tuple(row.tokens)
         return [self._hiddens(self._slots[row.slot], row.tokens) for row in rows]
+
+    runs_whole = False
+
+    def whole(self, rows: Sequence[WholeRow]) -> list[WholeResult]:
+        raise AssertionError("nothing runs whole here")
 
     def accept(self, slot: int, rows: int) -> None:
         self._slots[slot].extend(self._open.pop(slot)[:rows])

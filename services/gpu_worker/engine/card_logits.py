@@ -16,6 +16,7 @@ from torch import Tensor
 
 from kernels import sampling
 from services.gpu_worker.engine.requests import SamplingParams
+from shared.errors import EngineFault
 
 
 class CardRow:
@@ -34,6 +35,19 @@ class CardRow:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[np.float32]:
         return self._row[0].cpu().numpy().astype(dtype or np.float32, copy=False)
+
+
+class DecidedRow(CardRow):
+    """A row whose token a card picked already, by the rules and for the position that it was asked for."""
+
+    def __init__(self, token: int) -> None:
+        self._token = token
+
+    def pick(self, rules: SamplingParams, position: int, choice: int) -> int:
+        return self._token
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[np.float32]:
+        raise EngineFault("the values of a row that a card picked from are gone")
 
 
 class CardLogits:

@@ -61,12 +61,15 @@ class DeviceRounds:
             most, inputs.columns, model.dims.hidden, dtype=kv.k.dtype, device=device
         )
         self.rules = sampling.PickPlan.empty(most, inputs.columns, device=device, truncate=truncate)
+        self.given = ints(most)
+        """1: the host brought the sequence's drafts, and the head's are not asked."""
         self.forced: Tensor | None = None
         """Accepted drafts by decree, int32 [most]: for a benchmark of random weights, which never agree. Null = real."""
         self._steps = torch.arange(inputs.columns, dtype=torch.int32, device=device)
         self._rows = torch.arange(most, device=device)
         self._splits = -(-inputs.blocks * ROWS // SPLIT_ROWS)
         self.graphs = GraphCache(self.launch, self.clear, enabled=states.placement.graphs)
+        self.verifies = GraphCache(self.verify, self.clear, enabled=states.placement.graphs)
 
     def clear(self) -> None:
         """Only padding."""
@@ -76,11 +79,16 @@ class DeviceRounds:
 
     @torch.no_grad()
     def launch(self, size: Size) -> Tensor:
-        """One round of the first `size[0]` sequences with `size[1]` columns: int32 [S, T + 1], each sequence's picks, then
-        the rows that it commits (0 = padding)."""
+        """One round of the first `size[0]` sequences with `size[1]` columns: int32 [S, 2 T], each sequence's picks, its
+        drafts, then the rows that it commits (0 = padding)."""
+        if size[1] > 1:
+            self._draft(*size)
+        return self.verify(size)
+
+    @torch.no_grad()
+    def verify(self, size: Size) -> Tensor:
+        """The same over drafts that are in the ids already."""
         sequences, columns = size
-        if columns > 1:
-            self._draft(sequences, columns)
         ids = self.inputs.ids[: sequences * columns].view(sequences, columns)
         counts = self.inputs.counts[:sequences]
         attention = self._attention(self.inputs.starts[:sequences], counts, columns)
@@ -106,7 +114,7 @@ class DeviceRounds:
                 hidden = self._head(ids[:, depth - 1].contiguous(), hidden, self._attention(at, live, 1))
             plan = self._rules(at, sequences, 1)
             picked = sampling.pick(self._model.draft_logits(hidden), plan).ids
-            ids[:, depth] = picked.clamp_min(0)
+            ids[:, depth] = torch.where(self.given[:sequences] > 0, ids[:, depth], picked.clamp_min(0))
 
     def _head(self, tokens: Tensor, hiddens: Tensor, step: AttentionStep) -> Tensor:
         assert self._model.mtp is not None
@@ -120,6 +128,7 @@ class DeviceRounds:
         store = inputs.store_after[:sequences]
         accepted = self._accepted(picks, ids, counts)
         rows = torch.where(counts > 0, accepted + 1, 0)
+        told = torch.cat([picks, ids[:, 1:], rows[:, None]], dim=1)
 
         self.tail_tokens[:sequences, :columns] = picks
         self.tail_hidden[:sequences, :columns] = hidden
@@ -134,7 +143,7 @@ class DeviceRounds:
         pending.add_(rows - folded)
         store.copy_(pending >= self._states.placement.fold_rows)
         counts.copy_(left.clamp(0, columns))
-        return torch.cat([picks, rows[:, None]], dim=1)
+        return told
 
     def _accepted(self, picks: Tensor, ids: Tensor, counts: Tensor) -> Tensor:
         """Drafts that stand: what the target picked, before the first stop id."""

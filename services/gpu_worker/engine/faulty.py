@@ -10,6 +10,7 @@ from services.gpu_worker.engine.batch import DraftRows, PrefillChunk, VerifyRows
 from services.gpu_worker.engine.card_logits import Logits
 from services.gpu_worker.engine.faults import Faults, StreamKey
 from services.gpu_worker.engine.runner import ModelRunner
+from services.gpu_worker.engine.whole import WholeResult, WholeRow
 
 
 class FaultyRunner:
@@ -32,6 +33,15 @@ class FaultyRunner:
         self._faults.launched("verify", self._streams(rows))
         return hiddens
 
+    @property
+    def runs_whole(self) -> bool:
+        return self._runner.runs_whole
+
+    def whole(self, rows: Sequence[WholeRow]) -> list[WholeResult]:
+        results = self._runner.whole(rows)
+        self._faults.launched("verify", self._streams(rows))
+        return results
+
     def accept(self, slot: int, rows: int) -> None:
         self._runner.accept(slot, rows)
 
@@ -44,6 +54,8 @@ class FaultyRunner:
     def logits(self, hidden: Tensor) -> Logits:
         return self._runner.logits(hidden)
 
-    def _streams(self, launched: Sequence[PrefillChunk] | Sequence[VerifyRows]) -> list[StreamKey]:
+    def _streams(
+        self, launched: Sequence[PrefillChunk] | Sequence[VerifyRows] | Sequence[WholeRow]
+    ) -> list[StreamKey]:
         names = self._names()
         return [names[item.slot] for item in launched]

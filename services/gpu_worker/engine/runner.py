@@ -23,7 +23,9 @@ from services.gpu_worker.engine.config import BLOCK_ROWS, EngineConfig, ModelDim
 from services.gpu_worker.engine.faults import OutOfMemory
 from services.gpu_worker.engine.layers.steps import Span
 from services.gpu_worker.engine.models.family import Model
+from services.gpu_worker.engine.models.hybrid import HybridModel
 from services.gpu_worker.engine.rounds import launches
+from services.gpu_worker.engine.whole import WholeResult, WholeRounds, WholeRow
 from shared.errors import EngineFault
 
 
@@ -77,6 +79,7 @@ class ModelRunner:
         self._shape = delta_shape(model.dims)
         self._scale = gated_delta.qk_scale(self._shape).to(states.state.device)
         self._thread = 0
+        self._whole = self._whole_rounds()
 
     @memory_faults()
     @torch.no_grad()
@@ -107,6 +110,34 @@ class ModelRunner:
             self._states.verified(row.slot, len(row.tokens))
             self._ring.wrote(row.slot, row.start + len(row.tokens))
         return _per_sequence(hidden, spans, columns)
+
+    @property
+    def runs_whole(self) -> bool:
+        """Whether rounds can be left to the device whole: drafts, verify, picks."""
+        return self._whole is not None
+
+    @memory_faults()
+    @torch.no_grad()
+    def whole(self, rows: Sequence[WholeRow]) -> list[WholeResult]:
+        """Run one round over distinct slots on a card, for streams whose rows a card may pick (`device_pickable`).
+
+        As `verify`, and `accept` must follow for every slot; the head's drafts and all picks are made in the same launch.
+        """
+        self._bind()
+        if self._whole is None:
+            raise EngineFault("whole rounds run on a card, for a model with states")
+        self._check_verify(
+            [
+                VerifyRows(
+                    slot=row.slot,
+                    start=row.start,
+                    tokens=(row.anchor, *row.given, *(0,) * row.k),
+                    block_table=row.block_table,
+                )
+                for row in rows
+            ]
+        )
+        return self._whole.run(rows)
 
     def accept(self, slot: int, rows: int) -> None:
         """Commit the first `rows` (0..T) columns of the slot's last verify. Exactly once between two verifies."""
@@ -151,6 +182,14 @@ class ModelRunner:
                 raise EngineFault(f"draft rows: hiddens {tuple(row.hiddens.shape)} for {span.count} tokens")
         hidden, columns = self._launches.draft(rows, spans)
         return _per_sequence(hidden, spans, columns)
+
+    def _whole_rounds(self) -> WholeRounds | None:
+        if not self._states.placement.on_card or not isinstance(self._model, HybridModel):
+            return None
+        blocks = -(-min(self._config.max_context, self.dims.max_positions) // ROWS)
+        return WholeRounds(
+            self._model, self._kv, self._states, self._config, blocks, lambda row: self.draft([row])
+        )
 
     def _bind(self) -> None:
         """OpenMP keeps its thread count per calling thread: set it in whichever thread owns the engine."""

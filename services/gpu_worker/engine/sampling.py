@@ -72,7 +72,7 @@ class TokenPicker:
         self._plain_argmax = (
             params.greedy and not self._penalised and self._mask is None and self._bias is None
         ) and params.min_tokens == 0
-        self._pickable = device_pickable(params)
+        self.pickable = device_pickable(params)
         self._noise: dict[int, Values] = {}
 
     def pick(self, logits: Row, position: int) -> int:
@@ -81,7 +81,7 @@ class TokenPicker:
         A row on a card is picked from there when the parameters allow it, which they do for all rows of a stream or for
         none. Raises EngineFault when the row is not finite where it counts: that fails one request, loudly.
         """
-        if isinstance(logits, CardRow) and self._pickable:
+        if isinstance(logits, CardRow) and self.pickable:
             return picked(logits.pick(self.params, position, self._choice))
         logits = np.asarray(logits)
         row = logits if self._plain_argmax else self._adjusted(logits, position)

@@ -88,6 +88,12 @@ class Session(PromptSide):
         return self.completion.picker
 
     @property
+    def picked_anywhere(self) -> bool:
+        """Whether a token alone must come back from where the logits are: the rules need no history, and nobody asked
+        for log probabilities. A function of the request, so that a stream has one path to its end."""
+        return self.picker.pickable and self.request.top_logprobs is None
+
+    @property
     def completion_tokens(self) -> int:
         """Tokens decided so far."""
         return self.completion.tokens
@@ -148,7 +154,7 @@ class Session(PromptSide):
         """
         if self.pending_tok is None:
             raise EngineFault("a flush needs a pending token")
-        self.sequence.commit([self.pending_tok])
+        self.sequence.commit([self.pending_tok], draft_rows=self.writes_draft_rows)
         self.pending_tok = None
         self.last_hidden = hidden.clone()
         self.counters.round(0, 0)
@@ -169,8 +175,13 @@ class Session(PromptSide):
             token, self.next_pred = self.next_pred, None
             if self.completion.take(token, self.next_logprob):
                 self.pending_tok = token
-                self.know([token], self.last_hidden[None])
+                self.know([token], self._paired_hidden()[None])
         return self.ending is None and self.has_pending
+
+    def _paired_hidden(self) -> Tensor:
+        """The hidden [H] of the last committed row, which a drafter starts from; zeros when its stamp is not current: the
+        drafter then drafts blind, and the stream says the same (R-Q8)."""
+        return self.last_hidden if self.sequence.hidden_is_own else torch.zeros_like(self.last_hidden)
 
     def draft_limit(self) -> int:
         """Most drafts of the next round: no row of it lies past the public stream (C1.5), the verify width or the
@@ -219,7 +230,7 @@ class Session(PromptSide):
             if column == len(drafts) or token != drafts[column] or not (going or self.overshoot):
                 break
         accepted = len(picks) - 1
-        self.sequence.commit([anchor, *picks[:-1]])
+        self.sequence.commit([anchor, *picks[:-1]], draft_rows=self.writes_draft_rows)
         self.tainted = self.tainted or len(picks) > taken
         self.last_hidden = hidden[accepted].clone()
         self.counters.round(len(drafts), taken - 1)

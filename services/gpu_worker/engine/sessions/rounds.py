@@ -9,15 +9,24 @@ import torch
 from torch import Tensor
 
 from services.gpu_worker.engine.batch import VerifyRows
+from services.gpu_worker.engine.card_logits import DecidedRow
 from services.gpu_worker.engine.drafters.base import DraftForward
+from services.gpu_worker.engine.drafters.mtp import MtpDrafter
 from services.gpu_worker.engine.drafters.propose import propose
+from services.gpu_worker.engine.sampling import Row
 from services.gpu_worker.engine.sessions.base import Session
 from services.gpu_worker.engine.sessions.mtp import SpecSession
+from services.gpu_worker.engine.whole import WholeResult, WholeRow
 from shared.errors import EngineFault
 
 
 class Forward(DraftForward, Protocol):
     """The part of the runner that a round uses."""
+
+    @property
+    def runs_whole(self) -> bool: ...
+
+    def whole(self, rows: Sequence[WholeRow]) -> list[WholeResult]: ...
 
     def verify(self, rows: Sequence[VerifyRows]) -> list[Tensor]: ...
 
@@ -27,8 +36,17 @@ class Forward(DraftForward, Protocol):
 def run_round(sessions: Sequence[Session], runner: Forward) -> bool:
     """Advance every session that has not ended by one verify pass. False when none could."""
     live = [session for session in sessions if session.open()]
-    if not live:
-        return False
+    whole = [session for session in live if runner.runs_whole and session.picked_anywhere]
+    stepped = [session for session in live if session not in whole]
+    if whole:
+        _run_whole(whole, runner)
+    if stepped:
+        _run_stepped(stepped, runner)
+    return bool(live)
+
+
+def _run_stepped(live: Sequence[Session], runner: Forward) -> None:
+    """The host picks, row by row."""
     drafts = _propose(live, runner)
     rows = [session.verify_rows(tokens) for session, tokens in zip(live, drafts, strict=True)]
     hiddens = runner.verify(rows)
@@ -36,15 +54,50 @@ def run_round(sessions: Sequence[Session], runner: Forward) -> bool:
     first = 0
     for session, tokens, hidden in zip(live, drafts, hiddens, strict=True):
         columns = len(tokens) + 1
-        try:
-            runner.accept(
-                session.sequence.ssm_slot_idx(),
-                session.settle(tokens, list(logits[first : first + columns]), hidden),
-            )
-        except EngineFault as fault:
-            session.fail(fault.code, fault.message)
+        _settle(session, runner, tokens, list(logits[first : first + columns]), hidden)
         first += columns
-    return True
+
+
+def _run_whole(live: Sequence[Session], runner: Forward) -> None:
+    """The card drafts, verifies and picks; what it picked is walked here, by the same rules."""
+    results = runner.whole([_whole_row(session, runner) for session in live])
+    for session, result in zip(live, results, strict=True):
+        _settle(session, runner, result.drafts, [DecidedRow(token) for token in result.picks], result.hidden)
+
+
+def _settle(
+    session: Session, runner: Forward, drafts: Sequence[int], rows: Sequence[Row], hidden: Tensor
+) -> None:
+    try:
+        runner.accept(session.sequence.ssm_slot_idx(), session.settle(drafts, rows, hidden))
+    except EngineFault as fault:
+        session.fail(fault.code, fault.message)
+
+
+def _whole_row(session: Session, runner: Forward) -> WholeRow:
+    """The anchor and its drafts: journalled tokens, what a drafter proposes, or as many as the head shall make."""
+    job = session.draft_job() if isinstance(session, SpecSession) else None
+    given, k, catch_up = session.replay_drafts() or [], 0, None
+    if job is not None:
+        drafter, wanted = job
+        if isinstance(drafter, MtpDrafter) and wanted.k > 0 and drafter.backlog and not given:
+            k, catch_up = wanted.k, drafter.take(wanted.block_table)
+        else:
+            proposed = propose([job], runner)[0]
+            given = given or proposed
+    rows = session.verify_rows(given)
+    return WholeRow(
+        slot=rows.slot,
+        start=rows.start,
+        anchor=rows.tokens[0],
+        block_table=rows.block_table,
+        rules=session.request.sampling,
+        choice=session.request.choice,
+        given=given,
+        k=k,
+        catch_up=catch_up,
+        eager=rows.eager,
+    )
 
 
 def _propose(live: Sequence[Session], runner: Forward) -> list[list[int]]:
