@@ -77,6 +77,9 @@ class SequenceState:
     marconi_exact_snap: int | None = None
     """The snapshot that the whole prompt was restored from: the first token is decided from the hidden stored with it,
     and the state, which has seen the last prompt token already, is not advanced over it again (R-Q6)."""
+    mtp_store_gen: int = 0  #: drawn for every admission; 0 is nobody's and matches nothing (R-Q9)
+    mtp_capture_gen: int = 0
+    """The admission whose chunk 0 began the hidden that the first draft row is paired with (R-Q8)."""
     cached_prefix_tokens: int = 0  #: `usage.prompt_tokens_details.cached_tokens`, of the first admission
     cached_prefix_blocks: int = 0  #: leading blocks that came from the tree; not referenced again on insert
     prefix_ref_tokens: int = 0  #: rows whose blocks are referenced though `tokens` may still be empty
@@ -110,7 +113,15 @@ class SequenceState:
         """Note the prompt's length at the first prefill. Raises EngineFault when a later one says another (R-Q1)."""
         if self.prompt_len not in (None, length):
             raise EngineFault(f"a prompt of {self.prompt_len} tokens became one of {length}")
+        if self.prompt_len is None:
+            self.mtp_capture_gen = self.mtp_store_gen
         self.prompt_len = length
+
+    @property
+    def hidden_is_own(self) -> bool:
+        """Whether the hidden that waits for a drafter was begun by this admission. Sessions share no buffer, so it
+        always is; the stamps are the guard that shows it (R-Q8, R-Q9)."""
+        return self.mtp_store_gen != 0 and self.mtp_capture_gen == self.mtp_store_gen
 
     def hss_window_start(self) -> int:
         """First logical block of the table that is on the device: nothing is swapped out (R-Q25). The rows of sliding

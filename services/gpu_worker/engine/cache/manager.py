@@ -10,6 +10,7 @@ Knows rows, states and keys. Does not know requests' sampling, the broker or tim
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -74,6 +75,7 @@ class CacheManager:
         self.tier = tier
         self.parked: Counter[bytes] = Counter()
         """Checkpoints of parked sessions, evicted after everything else."""
+        self._generations = itertools.count(1)
         self._states = states
         self._prices = prices
         self._policy = policy
@@ -188,6 +190,7 @@ class CacheManager:
         if slot is None:
             self.blocks.release(fresh)
             return None
+        sequence.mtp_store_gen = next(self._generations)
         sequence.block_table = fresh
         sequence.slot_idx = slot
         sequence.guard.add(lambda: self.slots.release(slot))
