@@ -102,7 +102,13 @@ def _product(x: Tensor, packed: Packed, prefill: bool, out_dtype: torch.dtype) -
         at = cut(packed.out_features, packed.in_features)
         for first in range(0, x.shape[0], MOST_ROWS):
             some = x[first : first + MOST_ROWS]
-            _sliced(some, packed, out[first : first + MOST_ROWS], row_tile(some.shape[0]), at)
+            _sliced(
+                some,
+                packed,
+                out[first : first + MOST_ROWS],
+                row_tile(some.shape[0], float8=packed.scale is not None),
+                at,
+            )
     return out
 
 

@@ -57,6 +57,16 @@ _TILES: Final = (
 )
 
 
-def row_tile(rows: int) -> RowTile:
+_FLOAT8_TILES: Final = (
+    RowTile(16, 1, 2, 5, 4, True, 6),
+    RowTile(32, 1, 2, 5, 4, True, 6),
+    RowTile(64, 1, 2, 4, 8, True, 6),
+    RowTile(128, 1, 2, 3, 8, True, 4),
+)
+"""Always swapped: the left operand may come from registers, where a float8 weight is widened."""
+
+
+def row_tile(rows: int, *, float8: bool = False) -> RowTile:
     """The smallest tile that holds the rows, or the largest there is."""
-    return next((tile for tile in _TILES if rows <= tile.rows), _TILES[-1])
+    tiles = _FLOAT8_TILES if float8 else _TILES
+    return next((tile for tile in tiles if rows <= tile.rows), tiles[-1])
