@@ -105,7 +105,11 @@ def _build(settings: WorkerSettings) -> EngineApi:
     """Runs on the engine thread: torch is imported there, so that the loop answers probes meanwhile."""
     from services.gpu_worker.engine.engine import Engine
 
-    return Engine(settings.engine_config(), settings.model_folder, limits=settings.engine_limits())
+    engine = Engine(settings.engine_config(), settings.model_folder, limits=settings.engine_limits())
+    for line in engine.memory.lines() if engine.memory else ():
+        log.info("memory: %s", line)
+    engine.runner.prepare(settings.speculation_k, log.info)
+    return engine
 
 
 async def _load(settings: WorkerSettings, host: EngineHost, drain: Drain) -> bool:

@@ -31,7 +31,8 @@ class WorkerSettings(Settings):
     dtype: Literal["float32", "bfloat16"] | None = None
     """Of weights, activations and KV; null = float32 on the CPU, bfloat16 on a card."""
     threads: int = Field(default=1, ge=1, le=256)
-    num_blocks: int = Field(default=512, ge=2)
+    num_blocks: int = Field(default=512, ge=0)
+    """KV blocks of 64 rows; 0 = as many as the card has room for."""
     num_slots: int = Field(default=8, ge=1)
     num_snapshots: int = Field(default=64, ge=0)
     host_tier_bytes: int = Field(default=0, ge=0)
@@ -104,7 +105,9 @@ class WorkerSettings(Settings):
             raise ValueError("spec_high must be at least spec_low + 1")
         if 0 < self.spec_least_gain <= 1:
             raise ValueError("spec_least_gain must be over 1, or 0")
-        if self.max_context > self.num_blocks * BLOCK_ROWS:
+        if self.num_blocks < 2 and (self.num_blocks or self.device == "cpu"):
+            raise ValueError("num_blocks must be at least 2; 0 = what fits, on a card")
+        if self.num_blocks and self.max_context > self.num_blocks * BLOCK_ROWS:
             raise ValueError(f"max_context must fit num_blocks * {BLOCK_ROWS}")
         return self
 

@@ -141,7 +141,7 @@ class EngineConfig:
     """Sizes of the engine's pools and launches. Raises `EngineFault` on values that cannot work together."""
 
     num_blocks: int
-    """KV blocks of `BLOCK_ROWS` rows, shared by all sequences and cache entries."""
+    """KV blocks of `BLOCK_ROWS` rows, shared by all sequences and cache entries; 0 = as many as a card has room for."""
     num_slots: int
     """Live sequences: recurrent states that verify may advance."""
     num_snapshots: int
@@ -165,7 +165,6 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         for name in (
-            "num_blocks",
             "num_slots",
             "max_verify",
             "max_batch",
@@ -175,6 +174,10 @@ class EngineConfig:
         ):
             if getattr(self, name) < 1:
                 raise EngineFault(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.num_blocks < (0 if self.device.startswith("cuda") else 1):
+            raise EngineFault(
+                f"num_blocks must be at least 1 (0 = what fits, on a card), not {self.num_blocks}"
+            )
         for name in ("num_snapshots", "host_tier_bytes"):
             if getattr(self, name) < 0:
                 raise EngineFault(f"{name} must not be negative, not {getattr(self, name)}")

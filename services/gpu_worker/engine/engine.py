@@ -31,6 +31,7 @@ from services.gpu_worker.engine.gain import gain_for
 from services.gpu_worker.engine.intake import check_request
 from services.gpu_worker.engine.keeper import Keeper
 from services.gpu_worker.engine.line import Line
+from services.gpu_worker.engine.memory import fitted
 from services.gpu_worker.engine.models.fingerprint import numerics_fingerprint
 from services.gpu_worker.engine.models.loader import LoadedModel, load_model
 from services.gpu_worker.engine.placement import place
@@ -78,6 +79,7 @@ class Engine:
         placement = loaded.model.placement
         self.dims = loaded.dims
         self.fingerprint = numerics_fingerprint(loaded, config)
+        config, self.memory = fitted(config, self.dims, placement)
         self.kv = KVPool(self.dims, config.num_blocks, placement)
         self.states = StatePool(
             self.dims, config.num_slots, config.num_snapshots, config.max_verify, placement

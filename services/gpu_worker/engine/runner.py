@@ -6,7 +6,7 @@ Owns no memory: KV blocks and recurrent slots are the pools', and who may use wh
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -110,6 +110,13 @@ class ModelRunner:
             self._states.verified(row.slot, len(row.tokens))
             self._ring.wrote(row.slot, row.start + len(row.tokens))
         return _per_sequence(hidden, spans, columns)
+
+    def prepare(self, drafts: int, report: Callable[[str], None]) -> None:
+        """Keep graphs of the rounds that a worker runs most: every number of sequences, with no drafts and with `drafts`.
+        Other sizes are captured when they first come. Does nothing where there are no graphs."""
+        if self._whole is not None:
+            with torch.no_grad():
+                self._whole.prepare(drafts, report)
 
     @property
     def runs_whole(self) -> bool:

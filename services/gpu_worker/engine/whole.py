@@ -18,7 +18,7 @@ from services.gpu_worker.engine.cache.kv_pool import KVPool
 from services.gpu_worker.engine.cache.state_pool import StatePool
 from services.gpu_worker.engine.config import EngineConfig
 from services.gpu_worker.engine.device_rounds import DeviceRounds
-from services.gpu_worker.engine.graphs import Size, bucket
+from services.gpu_worker.engine.graphs import Size, bucket, buckets
 from services.gpu_worker.engine.inputs import RoundInputs
 from services.gpu_worker.engine.layers.steps import Span
 from services.gpu_worker.engine.models.hybrid import HybridModel
@@ -69,6 +69,7 @@ class WholeRounds:
         self._states = states
         self._vocab = model.dims.vocab
         self._catch_up = catch_up
+        self._drafts = model.mtp is not None
         device = kv.k.device
         self._inputs = RoundInputs(config.max_batch, states.max_verify, blocks, device, states.scratch)
         self._rounds = DeviceRounds(model, kv, states, self._inputs)
@@ -76,6 +77,14 @@ class WholeRounds:
             config.max_batch, states.max_verify + 2, dtype=torch.int32, pin_memory=device.type == "cuda"
         )
         self._seated: list[tuple[SamplingParams, int]] = []
+
+    def prepare(self, drafts: int, report: Callable[[str], None]) -> None:
+        """Capture rounds of every number of sequences with no drafts, and with `drafts` by the head."""
+        sequences = buckets(self._inputs.sequences)
+        self._rounds.verifies.prepare_all([(count, 1) for count in sequences], report)
+        columns = min(1 + drafts, self._inputs.columns)
+        if columns > 1 and self._drafts:
+            self._rounds.graphs.prepare_all([(count, columns) for count in sequences], report)
 
     def run(self, rows: Sequence[WholeRow]) -> list[WholeResult]:
         """One round; slots are distinct. `accept` must follow for each, as after a verify."""
