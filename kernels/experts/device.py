@@ -1,7 +1,6 @@
-"""The mixture in Triton: route, sort the (row, rank) pairs by (expert, row), two grouped products, the ordered sum.
+"""The mixture in Triton: route, sort the (row, rank) pairs by (expert, row) (`grouping`), two grouped products, the sum.
 
     _route   one program a row: softmax over all experts, the k largest one after another
-    _place   one program an expert: its pairs by row, behind those of the experts before it; the list of tiles
     _up      tiles of one expert's pairs: silu(gate) * up, rounded once
     _down    the same tiles back to H, float32, each pair to a row of its own
     _sum     a row's k parts in rank order, and the shared expert behind them
@@ -22,12 +21,8 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.experts.packed import PackedExperts, Routes
-from kernels.launch import OVERLAP
+from kernels.grouping import PDL, group, most_tiles
 from kernels.matmul.packed import Recipe
-
-_OPTIONS: Final[dict[str, Any]] = {"OVERLAP": OVERLAP, **({"launch_pdl": True} if OVERLAP else {})}
-_CHUNK: Final = 512
-"""Pairs that a program of `_place` looks at in one step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,39 +71,6 @@ def _route(
         weight = weight / tl.sum(weight, axis=0)
     tl.store(ids + row * K + rank, chosen, mask=rank < K)
     tl.store(weights + row * K + rank, weight, mask=rank < K)
-
-
-@triton.jit(do_not_specialize=["pairs"])
-def _place(
-    ids, order, tile_expert, tile_start, tile_end, tile_count, pairs,
-    EXPERTS: tl.constexpr, BINS: tl.constexpr, CHUNK: tl.constexpr, ROWS: tl.constexpr, OVERLAP: tl.constexpr,
-):  # fmt: skip
-    """The pairs of one expert to their places, by row, and its tiles. Grid (experts,)."""
-    expert, bins = tl.program_id(0), tl.arange(0, BINS)
-    if OVERLAP:
-        gdc_launch_dependents()
-        gdc_wait()
-    counts = tl.zeros([BINS], tl.int32)
-    for first in range(0, pairs, CHUNK):
-        at = first + tl.arange(0, CHUNK)
-        counts += tl.histogram(tl.load(ids + at, mask=at < pairs, other=EXPERTS), BINS)
-    tiles = tl.where(bins < EXPERTS, (counts + ROWS - 1) // ROWS, 0)
-    mine = tl.sum(tl.where(bins == expert, counts, 0), axis=0)
-    place = tl.sum(tl.where(bins < expert, counts, 0), axis=0)
-    tile, end = tl.sum(tl.where(bins < expert, tiles, 0), axis=0), place + mine
-    if expert == 0:
-        tl.store(tile_count, tl.sum(tiles, axis=0))
-    if mine > 0:
-        for start in range(place, end, ROWS):
-            tl.store(tile_expert + tile, expert)
-            tl.store(tile_start + tile, start)
-            tl.store(tile_end + tile, tl.minimum(start + ROWS, end))
-            tile += 1
-        for first in range(0, pairs, CHUNK):
-            at = first + tl.arange(0, CHUNK)
-            own = (tl.load(ids + at, mask=at < pairs, other=EXPERTS) == expert).to(tl.int32)
-            tl.store(order + place + tl.cumsum(own, axis=0) - 1, at, mask=own > 0)
-            place += tl.sum(own, axis=0)
 
 
 @triton.jit
@@ -221,7 +183,7 @@ def route(logits: Tensor, k: int, *, renormalise: bool = True) -> Routes:
     weights = torch.empty(rows, k, dtype=torch.float32, device=logits.device)
     _route[(rows,)](
         logits, ids, weights, logits.stride(0), EXPERTS=experts, BLOCK=triton.next_power_of_2(experts), K=k,
-        RANKS=triton.next_power_of_2(k), RENORMALISE=renormalise, num_warps=1, **_OPTIONS,
+        RANKS=triton.next_power_of_2(k), RENORMALISE=renormalise, num_warps=1, **PDL,
     )  # fmt: skip
     return Routes(ids, weights)
 
@@ -240,8 +202,8 @@ def experts(
         raise ValueError("experts packed for the CPU")
     (rows, k), hidden, width = routes.ids.shape, packed.hidden, packed.width
     pairs, up, down = rows * k, UP[prefill], DOWN[prefill]
-    most = min(pairs, packed.experts + pairs // up.m)
-    order, *tiles = _sorted(routes.ids, packed.experts, up.m, most)
+    most = most_tiles(pairs, packed.experts, up.m)
+    order, *tiles = group(routes.ids, packed.experts, up.m)
     inner = torch.empty(pairs, width, dtype=x.dtype, device=x.device)
     _up[(triton.cdiv(2 * width, up.n), most)](
         x, packed.gate_up, inner, order, *tiles, K=k, WIDTH=2 * width, INNER=hidden, **_tile(up)
@@ -255,26 +217,13 @@ def experts(
     _sum[(triton.cdiv(hidden, block), rows)](
         parts, routes.weights, x if shared is None else shared, x if shared_gate is None else shared_gate, out,
         K=k, WIDTH=hidden, BLOCK=block, SHARED=shared is not None, GATED=shared_gate is not None, num_warps=4,
-        **_OPTIONS,
+        **PDL,
     )  # fmt: skip
     return out
-
-
-def _sorted(ids: Tensor, experts: int, rows: int, most: int) -> tuple[Tensor, ...]:
-    """Pairs by (expert, row), and the expert, first place, end and number of the tiles."""
-    pairs = ids.numel()
-    order = torch.empty(pairs, dtype=torch.int32, device=ids.device)
-    tiles = torch.empty(3, most, dtype=torch.int32, device=ids.device)
-    count = torch.empty(1, dtype=torch.int32, device=ids.device)
-    _place[(experts,)](
-        ids, order, tiles[0], tiles[1], tiles[2], count, pairs, EXPERTS=experts,
-        BINS=triton.next_power_of_2(experts + 1), CHUNK=_CHUNK, ROWS=rows, num_warps=4, **_OPTIONS,
-    )  # fmt: skip
-    return order, tiles[0], tiles[1], tiles[2], count
 
 
 def _tile(tile: Tile) -> dict[str, Any]:
     return {
         "BLOCK_M": tile.m, "BLOCK_N": tile.n, "BLOCK_K": tile.k, "STAGES": tile.stages, "num_warps": tile.warps,
-        **_OPTIONS,
+        **PDL,
     }  # fmt: skip
