@@ -5,16 +5,17 @@ the journalled token stream back into text. Knows no device and no database: no 
 
 in      routes, schemas     the HTTP surface       body        JSON that nobody has to trust
         middleware          ids, root span, catch  connection  a caller who leaves
-        auth, slots         who, and how many      resolve     every parameter decided
+        auth, slots         who, and how many      limits, resolve  refused, or every parameter decided
 text    vocabulary, model   a model folder         prompts     rendering and tokenising in threads
         rendering           the chat template      shield      callers' text is never a control token
 queue   workers             who lives              routing     to whom
-        dispatch, reader    one request, its news  orphans     whose workers are gone
+        dispatch            enqueue and cancel     generation, reader  one request, its news
+        orphans             whose workers are gone
         broker              calls to the cache broker   storing   a journal that takes nothing
 again   keys                what a key stands for  lingering   callers who may come back
         sheet               how a request is told  resume      a reader of another call's request
 out     answer, choice      tokens to events       detokenize, stops, parsers   their parts, pure
-        formats             OpenAI's objects       chat_format, text_format     of each endpoint
+        echo                a prompt that is told  formats, chat_format, text_format   OpenAI's objects
         sse, faults         streams, errors        telling     to one reader, from where it is
         generate            all of it, in order
 whole   app, service        the process, its parts config, metrics

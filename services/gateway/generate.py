@@ -16,9 +16,10 @@ from services.gateway import faults
 from services.gateway.body import ClientDisconnect, read_json_object
 from services.gateway.connection import CallerGone, while_connected
 from services.gateway.keys import Key, Mark, key_of, marks_of
+from services.gateway.limits import check_limits
 from services.gateway.middleware import RequestContext, context_of
 from services.gateway.model import ServedModel
-from services.gateway.resolve import Admission, budget, check_limits, resolve
+from services.gateway.resolve import Admission, budget, resolve
 from services.gateway.resume import attach
 from services.gateway.routing import Route
 from services.gateway.schemas.fields import GenerationFields

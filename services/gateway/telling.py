@@ -13,8 +13,8 @@ from starlette.types import Send
 from services.gateway import faults
 from services.gateway.answer import Answer, Update
 from services.gateway.chat_format import ChatFormat
-from services.gateway.dispatch import Generation
 from services.gateway.formats import Extras
+from services.gateway.generation import Generation
 from services.gateway.keys import Mark
 from services.gateway.middleware import RequestContext, send_json
 from services.gateway.model import ServedModel
