@@ -23,12 +23,14 @@ app = typer.Typer(help="Measure a shape on this machine's card.", no_args_is_hel
 
 Shape = Annotated[str, typer.Option(help="A folder of models/shapes.")]
 Layers = Annotated[int | None, typer.Option(help="Only so many layers: a quick look, no evidence.")]
+Device = Annotated[str, typer.Option(help="cuda: shapes are measured on a card.")]
 Json = Annotated[Path | None, typer.Option("--json", help="Also write the result here.")]
 DRAFT_VOCAB = 32_768
 
 
 @app.command()
 def decode(
+    device: Device = "cuda",
     shape: Shape = "27b",
     json_file: Json = None,
     layers: Layers = None,
@@ -42,7 +44,7 @@ def decode(
     """Plain steps and verifies by batch, and rounds with drafts, against the bytes that must move."""
     batches = tuple(batch or (1, 8, 16, 64))
     with torch.no_grad():
-        ceilings = _begin()
+        ceilings = _begin(device)
         dims = card.shape(shape, layers=layers)
         loaded = card.model(dims, recipe, draft_vocab=draft_vocab)
         results: dict[str, Any] = {
@@ -66,6 +68,7 @@ def decode(
 
 @app.command()
 def prefill(
+    device: Device = "cuda",
     shape: Shape = "27b",
     json_file: Json = None,
     layers: Layers = None,
@@ -74,7 +77,7 @@ def prefill(
     recipe: Annotated[str | None, typer.Option(help="Of products.")] = None,
 ) -> None:
     """Prompts, cold and again, with and without drafts; what captures cost."""
-    ceilings = _begin()
+    ceilings = _begin(device)
     dims = card.shape(shape, layers=layers)
     loaded = card.model(dims, recipe)
     figures = card_prefill.run_card_prefill(
@@ -95,9 +98,9 @@ def prefill(
     _end(f"bench prefill --device cuda --shape {shape}", results, card_prefill.bars(figures), json_file)
 
 
-def _begin() -> card.Ceilings:
-    if not torch.cuda.is_available():
-        sys.stderr.write("burstline: bench could not measure: torch sees no card here\n")
+def _begin(device: str) -> card.Ceilings:
+    if device != "cuda" or not torch.cuda.is_available():
+        sys.stderr.write("burstline: bench could not measure: a shape needs --device cuda, and a card\n")
         raise typer.Exit(2)
     return card.ceilings()
 

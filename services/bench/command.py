@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from services.bench import card_command
 from services.bench.cache import Results as CacheResults
 from services.bench.cache import bars as cache_bars
 from services.bench.cache import run_cache
@@ -61,8 +62,12 @@ def spec(
 def decode(
     json_file: Annotated[Path | None, typer.Option("--json", help="Also write the result here.")] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Interleaved repeats.")] = REPEATS,
+    device: Annotated[str, typer.Option(help="cpu, or cuda for a shape on a card.")] = "cpu",
+    shape: Annotated[str, typer.Option(help="On a card: a folder of models/shapes.")] = "27b",
 ) -> None:
-    """Plain decode by batch, against the bare forward."""
+    """Plain decode by batch, against the bare forward; on a card a shape's steps against the bytes that must move."""
+    if device != "cpu":
+        card_command.decode(device=device, shape=shape, json_file=json_file)
     try:
         results = run_decode(pocket(), BATCHES, repeats=repeats, report=_progress)
     except (BurstlineError, OSError) as fault:
@@ -70,6 +75,9 @@ def decode(
         raise typer.Exit(2) from fault
     Console().print_json(data=results)
     _end("bench decode", {"threads": 1, "repeats": repeats} | results, decode_bars(results), json_file)
+
+
+app.command()(card_command.prefill)
 
 
 @app.command()
