@@ -57,11 +57,11 @@ def pocket() -> LoadedModel:
 
 @cache
 def windowed() -> LoadedModel:
-    """Random weights, three sliding layers and a full one, a window of a block and a half. On the CPU wherever the others
-    run, since rings have no kernels on a card."""
+    """Random weights, three sliding layers and a full one, a window of a block and a half."""
     config = dense_hf_config(GEMMA3, vocab_size=VOCAB)
     with tempfile.TemporaryDirectory() as folder:
-        return load_model(write_random_dense(Path(folder) / "model", config, seed=RANDOM_SEED))
+        path = write_random_dense(Path(folder) / "model", config, seed=RANDOM_SEED)
+        return load_model(path, placement=_placement())
 
 
 MODELS: Final[Mapping[str, Callable[[], LoadedModel]]] = {

@@ -17,6 +17,7 @@ from kernels.gated_delta import CardReplay, ReplayPlan
 from kernels.paged_attention import SPLIT_ROWS, AttentionPlan, CardAttention
 from kernels.tiles import ROWS
 from services.gpu_worker.engine.cache.kv_pool import KVPool
+from services.gpu_worker.engine.cache.ring_pool import RingPool
 from services.gpu_worker.engine.cache.state_pool import StatePool
 from services.gpu_worker.engine.layers.steps import AttentionStep, DecodeStep, Span
 
@@ -89,20 +90,44 @@ class RoundInputs:
 
     def attention(self, kv: KVPool, rope: Tensor, size: tuple[int, int], blocks: int) -> AttentionStep:
         """The attention side of a round of this size over at most `blocks` blocks; part of the captured launch."""
+        return self._attention(kv, rope, size, self.tables[: size[0]], blocks)
+
+    def local(self, ring: RingPool, rope: Tensor, size: tuple[int, int], blocks: int) -> AttentionStep:
+        """The same rows as the sliding layers see them: where a ring's blocks lie follows from the slot."""
+        logical = torch.arange(blocks, dtype=torch.int32, device=self.slots.device) % ring.blocks_each
+        tables = self.slots[: size[0], None] * ring.blocks_each + logical
+        return self._attention(ring, rope, size, tables, blocks, ring.window)
+
+    def _attention(
+        self,
+        kv: KVPool | RingPool,
+        rope: Tensor,
+        size: tuple[int, int],
+        tables: Tensor,
+        blocks: int,
+        window: int = 0,
+    ) -> AttentionStep:
         sequences, columns = size
         starts = self.starts[:sequences]
         steps = torch.arange(columns, dtype=torch.int32, device=starts.device)
         positions = (starts[:, None] + steps).flatten().clamp_(max=rope.shape[0] - 1)
         card = CardAttention(
-            block_tables=self.tables[:sequences],
+            block_tables=tables,
             starts=starts,
             counts=self.counts[:sequences],
             columns=columns,
             max_splits=-(-blocks * ROWS // SPLIT_ROWS),
+            window=window,
         )
         return card_attention(card, kv, rope.index_select(0, positions), sequences)
 
-    def decode(self, attention: AttentionStep, states: StatePool, size: tuple[int, int]) -> DecodeStep:
+    def decode(
+        self,
+        attention: AttentionStep,
+        states: StatePool,
+        size: tuple[int, int],
+        local: AttentionStep | None = None,
+    ) -> DecodeStep:
         """The whole step of a round of this size."""
         sequences, columns = size
         card = CardReplay(
@@ -113,11 +138,11 @@ class RoundInputs:
             counts=self.counts[:sequences],
             columns=columns,
         )
-        return DecodeStep(attention, states, ReplayPlan.for_card(card))
+        return DecodeStep(attention, states, ReplayPlan.for_card(card), local)
 
 
 def card_attention(
-    card: CardAttention, kv: KVPool, cos_sin: Tensor, sequences: int, *, prefill: bool = False
+    card: CardAttention, kv: KVPool | RingPool, cos_sin: Tensor, sequences: int, *, prefill: bool = False
 ) -> AttentionStep:
     """A step whose one plan covers all its rows as they lie, padding included: the kernels read the counts."""
     return AttentionStep(

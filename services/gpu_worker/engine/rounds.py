@@ -7,6 +7,7 @@ by the runner. Which of the two a runner has is decided by the pools' placement,
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Final, NamedTuple, Protocol
 
 import torch
@@ -61,7 +62,7 @@ class Launches(Protocol):
 def launches(model: Model, kv: KVPool, states: StatePool, ring: RingPool, config: EngineConfig) -> Launches:
     """As the pools' placement wants them."""
     if states.placement.on_card:
-        return CardLaunches(model, kv, states, config)
+        return CardLaunches(model, kv, states, ring, config)
     return TwinLaunches(model, kv, states, ring)
 
 
@@ -120,13 +121,13 @@ class TwinLaunches:
 class CardLaunches:
     """Rounds padded up to powers of two and replayed as graphs, prompt chunks launched as they come."""
 
-    def __init__(self, model: Model, kv: KVPool, states: StatePool, config: EngineConfig) -> None:
-        """Raises `EngineFault` for a model with sliding layers, which have no device kernels' plan."""
-        if model.local_rope is not None:
-            raise EngineFault("sliding-window layers run on the CPU only")
+    def __init__(
+        self, model: Model, kv: KVPool, states: StatePool, ring: RingPool, config: EngineConfig
+    ) -> None:
         self._model = model
         self._kv = kv
         self._states = states
+        self._ring = ring
         self._device = kv.k.device
         self._blocks = -(-min(config.max_context, model.dims.max_positions) // ROWS)
         self._most = (config.max_batch, states.max_verify)
@@ -173,9 +174,10 @@ class CardLaunches:
         rows = -(-span.count // ROWS) * ROWS
         blocks = -(-(span.start + span.count) // ROWS)
         table = list(span.block_table[:blocks])
-        told = self._tensor([span.start, span.count, *table])
+        ring = self._ring.table(chunk.slot)[:blocks] if self._model.local_rope is not None else []
+        told = self._tensor([span.start, span.count, *table, *ring])
         card = CardAttention(
-            block_tables=told[2:].view(1, -1),
+            block_tables=told[2 : 2 + blocks].view(1, -1),
             starts=told[:1],
             counts=told[1:2],
             columns=rows,
@@ -183,10 +185,17 @@ class CardLaunches:
             prefill=True,
         )
         positions = torch.arange(span.start, span.start + rows, device=self._device)
-        cos_sin = self._model.rope.index_select(0, positions.clamp_(max=self._model.rope.shape[0] - 1))
-        attention = card_attention(card, self._kv, cos_sin, 1, prefill=True)
+        positions.clamp_(max=self._model.rope.shape[0] - 1)
+        attention = card_attention(
+            card, self._kv, self._model.rope.index_select(0, positions), 1, prefill=True
+        )
+        local = None
+        if self._model.local_rope is not None:
+            sliding = replace(card, block_tables=told[2 + blocks :].view(1, -1), window=self._ring.window)
+            turned = self._model.local_rope.index_select(0, positions)
+            local = card_attention(sliding, self._ring, turned, 1, prefill=True)
         ids = _padded([chunk.tokens], rows).to(self._device, non_blocking=True)
-        return PrefillStep(attention, self._states, chunk.slot, span.count), ids
+        return PrefillStep(attention, self._states, chunk.slot, span.count, local), ids
 
     def fold(self, slot: int, pending: int) -> ReplayPlan:
         """Only fold the slot's pending rows."""
@@ -209,7 +218,10 @@ class CardLaunches:
     def launch_verify(self, size: Size) -> Tensor:
         """What a graph of a verify holds: hidden [S * T, H] of what the inputs say."""
         attention = self.inputs.attention(self._kv, self._model.rope, size, self._blocks)
-        step = self.inputs.decode(attention, self._states, size)
+        local = None
+        if self._model.local_rope is not None:
+            local = self.inputs.local(self._ring, self._model.local_rope, size, self._blocks)
+        step = self.inputs.decode(attention, self._states, size, local)
         return self._model.trunk(self._model.embed(self.inputs.ids[: size[0] * size[1]]), step)
 
     def _draft(self, size: Size) -> Tensor:

@@ -22,7 +22,6 @@ from services.gpu_worker.engine.models.family import DraftHead
 from services.gpu_worker.engine.models.rope import scaled_rope_table
 from services.gpu_worker.engine.models.tensors import Shapes
 from services.gpu_worker.engine.placement import CPU, Placement
-from shared.errors import EngineFault
 
 
 class DenseModel:
@@ -38,12 +37,7 @@ class DenseModel:
         recipe: matmul.Recipe,
         placement: Placement = CPU,
     ) -> None:
-        """`weights` as `dense_shapes` names them, each read once or twice; `recipe` as for `HybridModel`.
-
-        Raises `EngineFault` on a card, whose kernels write the rows of gated attention alone.
-        """
-        if placement.on_card:
-            raise EngineFault(f"{traits.model_type} models run on the CPU only")
+        """`weights` as `dense_shapes` names them, each read once or twice; `recipe` as for `HybridModel`."""
         self.dims = dims
         self.recipe = recipe
         self.placement = placement
@@ -51,7 +45,8 @@ class DenseModel:
             scaled_rope_table(dims.rotary_dim, dims.rope_theta, dims.max_positions, traits.scaling)
         )
         self.local_rope = placement.vector(_local_table(dims, traits)) if dims.window_layers else None
-        self._embedding_scale = traits.embedding_scale
+        # Rounded as the embedding is, since the model was trained with the rounded one.
+        self._embedding_scale = float(torch.tensor(traits.embedding_scale, dtype=placement.dtype))
         self._logit_cap = traits.logit_cap
         parts = _Parts(dims, traits, weights, recipe, placement)
         self._embedding = parts.weight("model.embed_tokens.weight")
