@@ -50,7 +50,7 @@ from services.gpu_worker.engine.requests import (
 )
 from services.gpu_worker.engine.runner import ModelRunner
 from services.gpu_worker.engine.scheduler import Room, Speculation, plan_step, speculation
-from services.gpu_worker.engine.sequence import SequenceState, session_hash
+from services.gpu_worker.engine.sequence import SequenceState, layer_states, session_hash
 from services.gpu_worker.engine.sessions.factory import SessionFactory
 from services.gpu_worker.engine.sessions.mtp import SpecSession
 from services.gpu_worker.engine.sessions.outcome import Ending
@@ -282,6 +282,7 @@ class Engine:
         admission = self._cache.admit(request, sequence, waiting.rows(self._limits.decode_reserve), base)
         if admission is None:
             raise EngineFault("a planned admission did not fit")
+        sequence.layer_states = layer_states(self.dims.layer_types, sequence.slot_idx)
         speculate = verdict is Speculation.ADMIT
         session = self._sessions.open(
             request,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from services.gpu_worker.engine.config import BLOCK_ROWS
+from services.gpu_worker.engine.config import BLOCK_ROWS, FULL
 from services.gpu_worker.engine.requests import TokenLogprob
 from shared.errors import EngineFault
 
@@ -22,6 +22,11 @@ def session_hash(root: bytes, request_id: str, choice: int) -> int:
     return int.from_bytes(name.digest()[:8], "little") or 1
 
 
+def layer_states(layer_types: Sequence[str], slot: int | None) -> tuple[int | None, ...]:
+    """Where the state of each layer of a sequence is, from the bottom up: its slot, or null for full attention."""
+    return tuple(None if kind == FULL else slot for kind in layer_types)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ProposerState:
     """What a drafter of one sequence knows and has not written to the draft plane: `tokens` from position `start` on,
@@ -30,6 +35,13 @@ class ProposerState:
     start: int
     tokens: tuple[int, ...] = ()
     hiddens: tuple[Tensor, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChunkedPrefillMeta:
+    """What the first chunk of a prompt decides for all of them."""
+
+    cuts: tuple[int, ...]  #: positions at which a chunk ends, because a boundary is captured there
 
 
 class ResourceGuard:
@@ -71,7 +83,18 @@ class SequenceState:
         default_factory=list
     )  #: entry i holds rows 64 i ..; one reference held on each
     slot_idx: int | None = None  #: recurrent slot, a fixed address; null for host-only states
-    kv_valid_tokens: int = 0  #: rows that were written; nothing above is ever cached
+    kv_valid_tokens: int = (
+        0  #: rows that were written in every layer of the trunk; nothing above is ever cached
+    )
+    draft_valid_tokens: int = (
+        0  #: the same of the draft plane, what its drafter knows and will write included
+    )
+    layer_states: tuple[int | None, ...] = ()
+    """One a layer: the slot that its recurrent state or ring is in; null for attention over all rows, which are in the
+    blocks (R-Q3)."""
+    chunked_prefill_meta: ChunkedPrefillMeta | None = (
+        None  #: made by the first chunk, gone with the sequence (R-Q11)
+    )
     adapter_id: int = 0  #: part of the prefix key; 0 leaves the key unchanged
     marconi_skip_to: int = 0  #: position restored by the lookup of chunk 0; rows below are never computed
     marconi_exact_snap: int | None = None
@@ -89,7 +112,6 @@ class SequenceState:
     last_decode_ckpt_block: int | None = (
         None  #: block of the newest decode checkpoint; null before the first (R-Q17)
     )
-    from_rows: bool = False  #: began with rows that a decode made, its own before or another turn's
     from_decode: bool = (
         False  #: goes on from decode-made rows of another turn: nothing of it is published (C1.3)
     )
@@ -157,24 +179,37 @@ class SequenceState:
         self.prefix_lookup_applied = True
         self.block_table[:0] = blocks
         self.tokens[:] = tokens
-        self.kv_valid_tokens = self.prefix_ref_tokens = len(tokens)
+        self.kv_valid_tokens = self.draft_valid_tokens = self.prefix_ref_tokens = len(tokens)
         self.marconi_skip_to = self.cached_prefix_tokens = len(tokens)
         self.cached_prefix_blocks = len(blocks)
 
-    def go_on_from(self, tokens: Sequence[int], blocks: list[int]) -> None:
+    def go_on_from(self, tokens: Sequence[int], blocks: list[int], *, draft_rows: bool) -> None:
         """Take over rows that were kept of a decoding sequence: `blocks` are referenced for this one already, and the
-        fresh ones behind them cover the rest of `tokens`."""
+        fresh ones behind them cover the rest of `tokens`. `draft_rows` = the draft plane has them too."""
         self.block_table[:0] = blocks
         if self.tokens or len(tokens) > len(self.block_table) * BLOCK_ROWS:
             raise EngineFault(f"{len(self.block_table)} blocks cannot go on from {len(tokens)} rows")
         self.tokens.extend(tokens)
         self.kv_valid_tokens = self.prefix_ref_tokens = len(tokens)
-        self.prefix_lookup_applied = self.from_rows = True
+        self.prefix_lookup_applied = True
+        self.draft_valid_tokens = len(tokens) if draft_rows else 0
 
-    def commit(self, tokens: list[int] | tuple[int, ...]) -> None:
-        """Append rows that the cache holds now. Raises EngineFault when the block table does not cover them, as none
+    def plan_prefill(self, cuts: Sequence[int]) -> ChunkedPrefillMeta:
+        """Note what holds for every chunk; the guard forgets it with the rest."""
+        self.chunked_prefill_meta = ChunkedPrefillMeta(cuts=tuple(cuts))
+        self.guard.add(self._forget_plan)
+        return self.chunked_prefill_meta
+
+    def _forget_plan(self) -> None:
+        self.chunked_prefill_meta = None
+
+    def commit(self, tokens: list[int] | tuple[int, ...], *, draft_rows: bool = True) -> None:
+        """Append rows that the cache holds now; `draft_rows` = the draft plane has them too. Raises EngineFault when the block table does not cover them, as none
         does once the blocks were given back: a late result reaches nobody (FR-18)."""
         if self.seq_len + len(tokens) > len(self.block_table) * BLOCK_ROWS:
             raise EngineFault(f"row {self.seq_len + len(tokens)} lies outside {len(self.block_table)} blocks")
+        whole = draft_rows and self.draft_valid_tokens == self.seq_len
         self.tokens.extend(tokens)
         self.kv_valid_tokens = self.seq_len
+        if whole:
+            self.draft_valid_tokens = self.seq_len

@@ -111,7 +111,11 @@ def _captured_one_block_late(patch: Patch) -> None:
 
     def misnamed(self: CacheManager, request: Any, sequence: Any, position: int, hidden: Any) -> Any:
         early = SimpleNamespace(
-            seq_len=position - GRID, ssm_slot_idx=sequence.ssm_slot_idx, block_table=sequence.block_table
+            seq_len=position - GRID,
+            ssm_slot_idx=sequence.ssm_slot_idx,
+            block_table=sequence.block_table,
+            from_decode=False,
+            kv_valid_tokens=position,
         )
         return capture(self, request, cast("Any", early), position - GRID, hidden)
 

@@ -245,7 +245,7 @@ class DecodedStates:
         self._blocks.retain(rows)
         if tail is not None:
             self._tier.copy_block(tail, sequence.block_table[0])
-        sequence.go_on_from(decoded.tokens, rows)
+        sequence.go_on_from(decoded.tokens, rows, draft_rows=decoded.proposer is not None)
         sequence.proposer_state = decoded.proposer
         sequence.from_decode = decoded.from_decode or decoded.role is Role.PARKED
         if decoded.role is Role.PARKED:

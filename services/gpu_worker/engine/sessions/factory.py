@@ -43,7 +43,7 @@ class SessionFactory:
     def _has_draft_rows(request: GenerateRequest, sequence: SequenceState) -> bool:
         """Whether the rows that the sequence begins with have what the drafter reads: plain decode writes no draft
         rows, and a head that reads them would guess from nothing."""
-        return request.drafter != "mtp" or not sequence.from_rows or sequence.proposer_state is not None
+        return request.drafter != "mtp" or sequence.draft_valid_tokens == sequence.seq_len
 
     def open(
         self,

@@ -78,8 +78,13 @@ class SpecSession(Session):
             said = self.request.emitted[: self.completion_tokens]
             self.drafter.observe(len(self.request.tokens), said, self.last_hidden[None])
 
+    @property
+    def writes_draft_rows(self) -> bool:
+        return isinstance(self.drafter, MtpDrafter)
+
     def proposer_state(self) -> ProposerState | None:
-        return self.drafter.state() if isinstance(self.drafter, MtpDrafter) else None
+        whole = self.sequence.draft_valid_tokens == self.committed_len
+        return self.drafter.state() if isinstance(self.drafter, MtpDrafter) and whole else None
 
     # -- demotion -----------------------------------------------------------------------------------------------
 

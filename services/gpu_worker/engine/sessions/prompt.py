@@ -49,7 +49,6 @@ class PromptSide:
         self.boundary_captures: list[Capture] = []
         self._capture_at = _to_grid(request.capture_at)
         self._ckpt_at = _to_grid(request.ckpt_at)
-        self._cuts: list[int] | None = None
         self._checkpoint: Checkpoint | None = None
 
     @property
@@ -102,7 +101,6 @@ class PromptSide:
         if self.sequence.marconi_exact_snap is None or self.prime_left:
             raise EngineFault(f"{self.prime_left} prompt rows are to be computed, none is restored")
         self.sequence.begin_prompt(len(self.request.tokens))
-        self._cuts = []
         self._keep_checkpoint(cache)
         return self.last_hidden[None]
 
@@ -115,7 +113,6 @@ class PromptSide:
     def append_launch(self) -> VerifyRows:
         """The next of them, as columns of one verify."""
         self.sequence.begin_prompt(len(self.request.tokens))
-        self._cuts = []
         start = self.committed_len
         return VerifyRows(
             slot=self.sequence.ssm_slot_idx(),
@@ -127,10 +124,15 @@ class PromptSide:
     def appended(self, rows: VerifyRows, hidden: Tensor) -> None:
         """Commit such a launch's rows (`hidden` [n, H])."""
         before = torch.cat([self.last_hidden[None], hidden[:-1]])
-        self.sequence.commit(list(rows.tokens))
+        self.sequence.commit(list(rows.tokens), draft_rows=self.writes_draft_rows)
         self.last_hidden = hidden[-1].clone()
         self.chunks += 1
         self.know_prompt(rows.tokens, before)
+
+    @property
+    def writes_draft_rows(self) -> bool:
+        """Whether decoded rows get into the draft plane too."""
+        return False
 
     def know_prompt(self, tokens: Sequence[int], hiddens: Tensor) -> None:
         """Prompt rows that no prefill made; `hiddens` [n, H] of the rows before them. For drafters."""
@@ -142,17 +144,17 @@ class PromptSide:
     def resume_prompt(self, cache: CacheManager) -> None:
         """All prompt rows are there, and rows beyond them: nothing is left to prime."""
         self.sequence.begin_prompt(len(self.request.tokens))
-        self._cuts = []
         self._keep_checkpoint(cache)
 
     def next_chunk(self, budget: int, cache: CacheManager) -> PrefillChunk:
         """Prompt rows for one launch: at most `budget` (a multiple of 64), ending on a boundary where there is one."""
         start = self.committed_len
-        if self._cuts is None:
-            self._cuts = self._plan_cuts(cache)
+        meta = self.sequence.chunked_prefill_meta
+        if meta is None:
+            meta = self.sequence.plan_prefill(self._plan_cuts(cache))
             self._keep_checkpoint(cache)
         self.sequence.begin_prompt(len(self.request.tokens))
-        cut = next((position for position in self._cuts if position > start), len(self.request.tokens))
+        cut = next((position for position in meta.cuts if position > start), len(self.request.tokens))
         stop = min(start + budget, cut, len(self.request.tokens))
         return PrefillChunk(
             slot=self.sequence.ssm_slot_idx(),
@@ -167,7 +169,8 @@ class PromptSide:
         self.sequence.commit(list(chunk.tokens))
         self.last_hidden = hidden[-1].clone()
         self.chunks += 1
-        if self._cuts and self.committed_len in self._cuts:
+        meta = self.sequence.chunked_prefill_meta
+        if meta is not None and self.committed_len in meta.cuts:
             try:
                 capture = cache.capture(self.request, self.sequence, self.committed_len, self.last_hidden)
             except CaptureFailed:

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.gpu_worker.engine.sequence import ResourceGuard, SequenceState
+from services.gpu_worker.engine.config import FULL, LINEAR, SLIDING
+from services.gpu_worker.engine.sequence import ResourceGuard, SequenceState, layer_states, session_hash
 from shared.errors import EngineFault
 
 
@@ -117,3 +118,35 @@ def test_fr_18_a_sequence_that_gave_everything_back_has_no_slot() -> None:
     sequence.guard.release()
     with pytest.raises(EngineFault):
         sequence.ssm_slot_idx()
+
+
+def test_r_q3_a_layer_has_its_state_in_the_slot_and_attention_has_none() -> None:
+    assert layer_states((LINEAR, LINEAR, FULL, SLIDING), 5) == (5, 5, None, 5)
+    assert layer_states((FULL, FULL), None) == (None, None)
+    assert SequenceState.host_only().layer_states == ()
+
+
+def test_r_q3_the_drafters_state_is_kept_only_while_its_rows_are_whole() -> None:
+    state = SequenceState(block_table=[0, 1])
+    state.commit([1, 2, 3])
+    assert state.draft_valid_tokens == 3
+    state.commit([4], draft_rows=False)
+    state.commit([5, 6])
+    assert (state.kv_valid_tokens, state.draft_valid_tokens) == (6, 3), "a gap is never closed"
+
+
+def test_r_q7_owners_are_never_zero_and_differ_by_namespace_name_and_choice() -> None:
+    named = [(b"a" * 32, "r", 0), (b"b" * 32, "r", 0), (b"a" * 32, "s", 0), (b"a" * 32, "r", 1)]
+    owners = {session_hash(*name) for name in named}
+    assert len(owners) == len(named)
+    assert all(0 < owner < 1 << 64 for owner in owners)
+    assert SequenceState.host_only().session_hash == 0
+
+
+def test_r_q11_the_plan_of_the_first_chunk_is_kept_and_goes_with_the_sequence() -> None:
+    state = SequenceState()
+    plan = state.plan_prefill([64, 192])
+    assert state.chunked_prefill_meta is plan
+    assert plan.cuts == (64, 192)
+    state.guard.release()
+    assert state.chunked_prefill_meta is None
