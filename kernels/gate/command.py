@@ -14,7 +14,7 @@ from typing import Any, TextIO
 import torch
 
 from kernels import dispatch
-from kernels.gate import attention, delta, picking, rowwise
+from kernels.gate import attention, delta, grouped, picking, rowwise
 from kernels.gate.ledger import Check, Ledger, Report, run
 from kernels.gate.sizes import CARD, TINY, Place
 
@@ -43,7 +43,7 @@ def run_gate(device: str, *, file: Path | None, only: str, out: TextIO) -> int:
 
 def all_checks(place: Place) -> Iterator[tuple[str, Check]]:
     """Every check, cheap to make: tensors are allocated when it runs."""
-    for part in (rowwise, attention, delta, picking):
+    for part in (rowwise, grouped, attention, delta, picking):
         yield from part.checks(place)
 
 

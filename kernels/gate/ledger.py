@@ -81,7 +81,9 @@ def run(checks: Sequence[tuple[str, Check]], told: Callable[[Ledger], None]) -> 
 
 
 def poisoned_but(rows: Tensor, first: int, count: int) -> Tensor:
-    """A copy whose rows outside [first, first + count) are NaN: another sequence's broken values."""
+    """A copy whose rows outside [first, first + count) are NaN: another sequence's broken values. Indices stay."""
+    if not rows.is_floating_point():
+        return rows.clone()
     copy = torch.full_like(rows, torch.nan)
     copy[first : first + count] = rows[first : first + count]
     return copy

@@ -28,6 +28,7 @@ class Sizes:
     vocab_split: int  #: ids of one program of a pick
     experts: int
     top_k: int
+    expert_hidden: int
     expert_ffn: int
     rank: int
     counts: tuple[int, ...]  #: rows of decode and verify
@@ -58,6 +59,7 @@ CARD: Final = Sizes(
     vocab_split=4096,
     experts=256,
     top_k=8,
+    expert_hidden=2048,
     expert_ffn=512,
     rank=16,
     counts=(*range(1, 65), 65, 100, 129, 256),
@@ -82,6 +84,7 @@ TINY: Final = Sizes(
     vocab_split=32,
     experts=8,
     top_k=2,
+    expert_hidden=40,
     expert_ffn=24,
     rank=8,
     counts=(1, 3, 17),

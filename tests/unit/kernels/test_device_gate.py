@@ -27,7 +27,7 @@ def _gate(only: str, file: Path | None = None) -> tuple[int, str]:
     return command.run_gate("interpreter", file=file, only=only, out=out), out.getvalue()
 
 
-@pytest.mark.parametrize("only", ["matmul", "norm", "attention prefill", "accept walk", "checksum"])
+@pytest.mark.parametrize("only", ["matmul", "rms_norm", "lora", "attention prefill", "walk", "checksum"])
 def test_kernels_as_they_are_hold(only: str) -> None:
     status, told = _gate(only)
     assert status == 0, told
