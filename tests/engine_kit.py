@@ -12,20 +12,12 @@ from typing import Any
 
 from services.gpu_worker.engine.config import EngineConfig
 from services.gpu_worker.engine.engine import Engine
+from services.gpu_worker.engine.events import Admitted, Burst, Captured, Event, Finished, TokenLogprob
 from services.gpu_worker.engine.faults import Faults
+from services.gpu_worker.engine.limits import EngineLimits
 from services.gpu_worker.engine.models.loader import LoadedModel, load_model
 from services.gpu_worker.engine.models.random import write_random_model
-from services.gpu_worker.engine.requests import (
-    Admitted,
-    Burst,
-    Captured,
-    EngineLimits,
-    Event,
-    Finished,
-    GenerateRequest,
-    SamplingParams,
-    TokenLogprob,
-)
+from services.gpu_worker.engine.requests import GenerateRequest, SamplingParams
 from shared.clock import ManualClock
 from shared.protocol.chain import chain
 

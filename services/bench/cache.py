@@ -20,8 +20,8 @@ from services.bench.stall import run_stall
 from services.gpu_worker.engine.cache.evict import POLICIES
 from services.gpu_worker.engine.cache.prices import Prices
 from services.gpu_worker.engine.config import BLOCK_ROWS, EngineConfig
+from services.gpu_worker.engine.events import Burst
 from services.gpu_worker.engine.models.loader import LoadedModel
-from services.gpu_worker.engine.requests import Burst
 from services.prove.driver import Driver, WatchedEngine
 from services.prove.evidence import Bar
 from shared.clock import SYSTEM

@@ -16,15 +16,9 @@ import torch
 from services.bench.card import blocks_for, prompt_flops
 from services.gpu_worker.engine.config import EngineConfig
 from services.gpu_worker.engine.engine import Engine
+from services.gpu_worker.engine.events import Admitted, Burst, Captured, Finished
 from services.gpu_worker.engine.models.loader import LoadedModel
-from services.gpu_worker.engine.requests import (
-    Admitted,
-    Burst,
-    Captured,
-    Finished,
-    GenerateRequest,
-    SamplingParams,
-)
+from services.gpu_worker.engine.requests import GenerateRequest, SamplingParams
 from services.prove.evidence import Bar
 from shared.clock import SYSTEM
 from shared.errors import EngineFault

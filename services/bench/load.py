@@ -14,9 +14,10 @@ from typing import Any, Final
 
 from services.bench.figures import Pass, by_position
 from services.gpu_worker.engine.config import BLOCK_ROWS, EngineConfig
+from services.gpu_worker.engine.events import Burst
 from services.gpu_worker.engine.faults import Faults, Phase, StreamKey
 from services.gpu_worker.engine.models.loader import LoadedModel
-from services.gpu_worker.engine.requests import Burst, GenerateRequest, SamplingParams
+from services.gpu_worker.engine.requests import GenerateRequest, SamplingParams
 from services.prove.axes import Drafting, Policy
 from services.prove.driver import Driver, WatchedEngine
 from services.prove.prompts import CONVERT, chat_tokens

@@ -16,16 +16,11 @@ from dataclasses import replace
 from typing import Any, Final
 
 from services.gpu_worker.engine.config import EngineConfig
+from services.gpu_worker.engine.events import Finished, FinishReason
 from services.gpu_worker.engine.faults import Faults, OutOfMemory, Phase, StreamKey
+from services.gpu_worker.engine.limits import EngineLimits, SpecGate
 from services.gpu_worker.engine.models.loader import LoadedModel
-from services.gpu_worker.engine.requests import (
-    EngineLimits,
-    Finished,
-    FinishReason,
-    GenerateRequest,
-    SamplingParams,
-    SpecGate,
-)
+from services.gpu_worker.engine.requests import GenerateRequest, SamplingParams
 from services.gpu_worker.engine.streams import MEMORY_RETRIES
 from services.prove.driver import Driver, Record, WatchedEngine
 from services.prove.evidence import Bar

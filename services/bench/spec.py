@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from services.bench.figures import Pass, summary
 from services.bench.load import Arm, Load, measure
+from services.gpu_worker.engine.limits import SpecGate
 from services.gpu_worker.engine.models.loader import LoadedModel
-from services.gpu_worker.engine.requests import SpecGate
 from services.prove.axes import DRAFTERS, POLICIES, Policy
 from services.prove.evidence import Bar
 

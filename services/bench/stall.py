@@ -14,8 +14,9 @@ from typing import Any, Final
 from services.bench.figures import quantiles
 from services.bench.load import cpu_seconds
 from services.gpu_worker.engine.config import BLOCK_ROWS, EngineConfig
+from services.gpu_worker.engine.events import Burst, Event, Primed
 from services.gpu_worker.engine.models.loader import LoadedModel
-from services.gpu_worker.engine.requests import Burst, Event, GenerateRequest, Primed, SamplingParams
+from services.gpu_worker.engine.requests import GenerateRequest, SamplingParams
 from services.prove.driver import Driver, WatchedEngine
 from services.prove.evidence import Bar
 from shared.protocol.chain import chain

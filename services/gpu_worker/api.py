@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from services.gpu_worker.engine.config import ModelDims
-from services.gpu_worker.engine.requests import EngineStats, Event, Evicted, GenerateRequest, Hit, Pressure
+from services.gpu_worker.engine.events import Event
+from services.gpu_worker.engine.requests import GenerateRequest, Hit
+from services.gpu_worker.engine.stats import EngineStats, Evicted, Pressure
 
 
 class EngineApi(Protocol):

@@ -18,7 +18,7 @@ import logging
 from services.gpu_worker import claim, journal, spans, submit
 from services.gpu_worker.convert import Tokens, engine_requests, prompt_tokens
 from services.gpu_worker.core import Core
-from services.gpu_worker.engine.requests import Captured, Event
+from services.gpu_worker.engine.events import Captured, Event
 from services.gpu_worker.frames import FrameBuffer
 from services.gpu_worker.intake import Intake
 from services.gpu_worker.item import WorkItem

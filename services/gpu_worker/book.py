@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from services.gpu_worker.engine.requests import Captured, Evicted
+from services.gpu_worker.engine.events import Captured
+from services.gpu_worker.engine.stats import Evicted
 from shared.protocol.messages import HeldEntry
 
 

@@ -10,7 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from services.gpu_worker.engine.config import BLOCK_ROWS, EngineConfig
-from services.gpu_worker.engine.requests import EngineLimits, SpecGate
+from services.gpu_worker.engine.limits import EngineLimits, SpecGate
 from shared.config import POCKET, Settings
 
 PREFIX = "BURSTLINE_WORKER_"

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from services.gpu_worker.engine import requests as engine
+from services.gpu_worker.engine.events import TokenLogprob
 from services.gpu_worker.frames import Chunk, Scores
 from shared.errors import InvalidRequest
 from shared.protocol import messages as wire
@@ -89,7 +90,7 @@ def engine_requests(
     ]
 
 
-def logprobs_of(values: Sequence[engine.TokenLogprob]) -> tuple[wire.TokenLogprobs, ...]:
+def logprobs_of(values: Sequence[TokenLogprob]) -> tuple[wire.TokenLogprobs, ...]:
     """Log probabilities as frames carry them."""
     return tuple(
         wire.TokenLogprobs(token=value.token, logprob=value.logprob, top=value.top) for value in values

@@ -20,7 +20,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
 from services.gpu_worker.api import EngineApi
-from services.gpu_worker.engine.requests import EngineStats, Event, Pressure
+from services.gpu_worker.engine.events import Event
+from services.gpu_worker.engine.stats import EngineStats, Pressure
 from shared.clock import SYSTEM, Clock
 from shared.errors import EngineFault
 

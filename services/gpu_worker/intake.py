@@ -16,7 +16,7 @@ from opentelemetry.trace import Span
 from services.gpu_worker import spans
 from services.gpu_worker.convert import logprobs_of
 from services.gpu_worker.core import Core
-from services.gpu_worker.engine.requests import (
+from services.gpu_worker.engine.events import (
     Admitted,
     Burst,
     Captured,

@@ -8,13 +8,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from services.gpu_worker.engine.requests import (
-    AffinityCounts,
-    DecodedCounts,
-    EngineStats,
-    PoolCounts,
-    SpecTelemetry,
-)
+from services.gpu_worker.engine.events import SpecTelemetry
+from services.gpu_worker.engine.stats import AffinityCounts, DecodedCounts, EngineStats, PoolCounts
 from shared.protocol.messages import Terminal
 
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from services.gpu_worker.engine.requests import Admitted, Finished, Primed
-from services.gpu_worker.engine.requests import FinishReason as Reason
-from services.gpu_worker.engine.requests import SpecTelemetry as EngineTelemetry
+from services.gpu_worker.engine.events import Admitted, Finished, Primed
+from services.gpu_worker.engine.events import FinishReason as Reason
+from services.gpu_worker.engine.events import SpecTelemetry as EngineTelemetry
 from shared.errors import EngineFault, Overloaded
 from shared.protocol.messages import (
     CancelRequest,

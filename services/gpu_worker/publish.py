@@ -15,7 +15,7 @@ from services.gpu_worker.book import EntryBook
 from services.gpu_worker.broker import BrokerRefused
 from services.gpu_worker.core import Core
 from services.gpu_worker.debts import unknown
-from services.gpu_worker.engine.requests import Captured
+from services.gpu_worker.engine.events import Captured
 from services.gpu_worker.evict import Evictor
 from shared.errors import EngineFault, Unavailable
 from shared.protocol.chain import LAYOUT_VERSION

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.gpu_worker.engine.requests import Admitted, Burst, Captured, DrafterOff, Event, Parked, Primed
+from services.gpu_worker.engine.events import Admitted, Burst, Captured, DrafterOff, Event, Parked, Primed
 from shared.protocol.messages import Terminal
 from shared.telemetry import Parent, Telemetry
 

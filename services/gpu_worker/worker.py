@@ -15,7 +15,7 @@ from services.gpu_worker.attempt import Attempt
 from services.gpu_worker.book import EntryBook
 from services.gpu_worker.core import Core
 from services.gpu_worker.depth import watch_depth
-from services.gpu_worker.engine.requests import Captured, Event, Finished
+from services.gpu_worker.engine.events import Captured, Event, Finished
 from services.gpu_worker.epochs import Epochs
 from services.gpu_worker.evict import Evictor
 from services.gpu_worker.item import WorkItem

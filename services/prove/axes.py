@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
-from services.gpu_worker.engine.requests import DrafterKind, EngineLimits, SpecGate
+from services.gpu_worker.engine.limits import EngineLimits, SpecGate
+from services.gpu_worker.engine.requests import DrafterKind
 from services.prove import plants, ways
 from services.prove.models import MODELS
 from services.prove.prompts import PROMPTS

@@ -11,7 +11,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from services.gpu_worker.engine.requests import Finished, TokenLogprob
+from services.gpu_worker.engine.events import Finished, TokenLogprob
 from services.prove.axes import Cell
 from services.prove.driver import Record, same_bits
 from shared.errors import EngineFault

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from services.gpu_worker.engine.cache.tree import Node
 from services.gpu_worker.engine.engine import Engine
-from services.gpu_worker.engine.requests import (
+from services.gpu_worker.engine.events import (
     Admitted,
     Burst,
     Captured,
@@ -25,10 +25,10 @@ from services.gpu_worker.engine.requests import (
     Event,
     Finished,
     FinishReason,
-    GenerateRequest,
     Parked,
     TokenLogprob,
 )
+from services.gpu_worker.engine.requests import GenerateRequest
 from services.gpu_worker.engine.sessions.base import Session
 from services.gpu_worker.engine.sessions.handoff import hand_off
 from services.gpu_worker.engine.sessions.mtp import SpecSession

@@ -10,7 +10,8 @@ from dataclasses import replace
 from typing import Final
 
 from services.gpu_worker.engine.config import BLOCK_ROWS, EngineConfig
-from services.gpu_worker.engine.requests import EngineLimits, GenerateRequest
+from services.gpu_worker.engine.limits import EngineLimits
+from services.gpu_worker.engine.requests import GenerateRequest
 from services.prove.axes import BUDGETS, Cell
 from services.prove.driver import Driver, Record, WatchedEngine
 from services.prove.models import MODELS

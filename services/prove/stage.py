@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from services.gpu_worker.engine.config import BLOCK_ROWS, EngineConfig
-from services.gpu_worker.engine.requests import SpecTelemetry
+from services.gpu_worker.engine.events import SpecTelemetry
 from services.prove.axes import BURSTS, CACHES, CHUNKS, COMPANIES, DRAFTERS, POLICIES, WAYS, Cell
 from services.prove.compare import Exam, Verdict, crashed, judge
 from services.prove.cover import drawn

@@ -14,7 +14,8 @@ from functools import cache
 from typing import Final
 
 from services.gpu_worker.engine.config import EngineConfig
-from services.gpu_worker.engine.requests import EngineLimits, GenerateRequest
+from services.gpu_worker.engine.limits import EngineLimits
+from services.gpu_worker.engine.requests import GenerateRequest
 from services.prove.axes import DRAFTERS
 from services.prove.compare import Difference, Exam, Verdict, judge
 from services.prove.driver import Driver, Record, WatchedEngine

@@ -4,4 +4,5 @@ Versioned and frozen. A change of a message is a new version and a golden file (
 
     messages   every field        subjects   every name and limit     seeds    one seed a choice
     codec      bytes              stream     the reader's side        chain    namespaces and chain keys
+                                  news       what that asks and tells
 """

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Sequence
 
 from services.gpu_worker.engine.affinity import AffinityPool
 from services.gpu_worker.engine.cache.manager import CacheManager
+from services.gpu_worker.engine.events import SpecTelemetry
 from services.gpu_worker.engine.line import Line
-from services.gpu_worker.engine.requests import EngineStats, SpecTelemetry
+from services.gpu_worker.engine.stats import EngineStats
 from services.gpu_worker.engine.streams import Stream
 
 

@@ -18,9 +18,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from services.gpu_worker.engine.cache.manager import CacheManager
-from services.gpu_worker.engine.requests import AffinityCounts
 from services.gpu_worker.engine.sessions.base import Session
 from services.gpu_worker.engine.sessions.outcome import Decline
+from services.gpu_worker.engine.stats import AffinityCounts
 from shared.errors import EngineFault
 
 EDGES: Final = (0, 1, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)

@@ -24,36 +24,28 @@ from services.gpu_worker.engine.cache.slots import SlotMemory
 from services.gpu_worker.engine.cache.state_pool import StatePool
 from services.gpu_worker.engine.cancels import Cancel, Cancels
 from services.gpu_worker.engine.config import EngineConfig
+from services.gpu_worker.engine.events import Admitted, DrafterOffReason, Event, FinishReason
 from services.gpu_worker.engine.executor import Executor
 from services.gpu_worker.engine.faults import Faults, StreamKey
 from services.gpu_worker.engine.faulty import FaultyRunner
 from services.gpu_worker.engine.gain import gain_for
 from services.gpu_worker.engine.intake import check_request
 from services.gpu_worker.engine.keeper import Keeper
+from services.gpu_worker.engine.limits import EngineLimits
 from services.gpu_worker.engine.line import Line
 from services.gpu_worker.engine.memory import fitted
 from services.gpu_worker.engine.models.fingerprint import numerics_fingerprint
 from services.gpu_worker.engine.models.loader import LoadedModel, load_model
 from services.gpu_worker.engine.placement import place
 from services.gpu_worker.engine.preemption import by_age, gives_way, spare_blocks
-from services.gpu_worker.engine.requests import (
-    Admitted,
-    DrafterOffReason,
-    EngineLimits,
-    EngineStats,
-    Event,
-    Evicted,
-    FinishReason,
-    GenerateRequest,
-    Hit,
-    Pressure,
-)
+from services.gpu_worker.engine.requests import GenerateRequest, Hit
 from services.gpu_worker.engine.runner import ModelRunner
 from services.gpu_worker.engine.scheduler import Room, Speculation, plan_step, speculation
 from services.gpu_worker.engine.sequence import SequenceState, layer_states, session_hash
 from services.gpu_worker.engine.sessions.factory import SessionFactory
 from services.gpu_worker.engine.sessions.mtp import SpecSession
 from services.gpu_worker.engine.sessions.outcome import Ending
+from services.gpu_worker.engine.stats import EngineStats, Evicted, Pressure
 from services.gpu_worker.engine.streams import Stream, Waiting
 from shared.clock import SYSTEM, Clock
 from shared.errors import EngineFault

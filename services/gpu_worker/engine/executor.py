@@ -19,9 +19,9 @@ from services.gpu_worker.engine.batch import PrefillChunk
 from services.gpu_worker.engine.cache.entry import Capture
 from services.gpu_worker.engine.cache.manager import CacheManager
 from services.gpu_worker.engine.config import BLOCK_ROWS
+from services.gpu_worker.engine.events import DrafterOffReason, Event
 from services.gpu_worker.engine.faults import OutOfMemory
 from services.gpu_worker.engine.headroom import Headroom
-from services.gpu_worker.engine.requests import DrafterOffReason, Event
 from services.gpu_worker.engine.sessions.append import append_rows
 from services.gpu_worker.engine.sessions.handoff import FlushForward, flush_pending, hand_off
 from services.gpu_worker.engine.sessions.mtp import SpecSession

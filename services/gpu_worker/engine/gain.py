@@ -20,7 +20,8 @@ from torch import Tensor
 from services.gpu_worker.engine.batch import DraftRows, VerifyRows
 from services.gpu_worker.engine.config import EngineConfig
 from services.gpu_worker.engine.drafters.gate import PRIOR
-from services.gpu_worker.engine.requests import Burst, Event, SpecGate
+from services.gpu_worker.engine.events import Burst, Event
+from services.gpu_worker.engine.limits import SpecGate
 from services.gpu_worker.engine.runner import ModelRunner
 from shared.clock import Clock
 

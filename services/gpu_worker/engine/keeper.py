@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from services.gpu_worker.engine.cache.decoded import DecodedState, Role
 from services.gpu_worker.engine.cache.manager import CacheManager
 from services.gpu_worker.engine.config import BLOCK_ROWS
-from services.gpu_worker.engine.requests import FinishReason
+from services.gpu_worker.engine.events import FinishReason
 from services.gpu_worker.engine.sessions.append import flush_ends
 from services.gpu_worker.engine.sessions.handoff import FlushForward
 from services.gpu_worker.engine.streams import Stream

@@ -10,8 +10,9 @@ from collections.abc import Callable, Collection, Iterator
 
 from services.gpu_worker.engine.cache.decoded import DecodedState
 from services.gpu_worker.engine.cache.manager import CacheManager
+from services.gpu_worker.engine.events import Event, HitDropped, SpecTelemetry
 from services.gpu_worker.engine.faults import StreamKey
-from services.gpu_worker.engine.requests import Event, GenerateRequest, HitDropped, SpecTelemetry
+from services.gpu_worker.engine.requests import GenerateRequest
 from services.gpu_worker.engine.scheduler import Room, admissions
 from services.gpu_worker.engine.streams import Waiting
 from shared.errors import InvalidRequest, Overloaded

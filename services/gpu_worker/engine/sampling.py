@@ -29,7 +29,8 @@ from numpy.typing import NDArray
 
 from kernels.sampling import device_pickable, gumbel
 from services.gpu_worker.engine.card_logits import CardRow
-from services.gpu_worker.engine.requests import SamplingParams, TokenLogprob
+from services.gpu_worker.engine.events import TokenLogprob
+from services.gpu_worker.engine.requests import SamplingParams
 from shared.errors import EngineFault
 
 Values: TypeAlias = NDArray[np.float32]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from services.gpu_worker.engine.config import BLOCK_ROWS
-from services.gpu_worker.engine.requests import EngineLimits, SpecGate
+from services.gpu_worker.engine.limits import EngineLimits, SpecGate
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

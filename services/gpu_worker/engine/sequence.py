@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from services.gpu_worker.engine.config import BLOCK_ROWS, FULL
-from services.gpu_worker.engine.requests import TokenLogprob
+from services.gpu_worker.engine.events import TokenLogprob
 from shared.errors import EngineFault
 
 

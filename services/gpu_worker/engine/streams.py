@@ -8,21 +8,20 @@ from typing import Final
 from services.gpu_worker.engine.cache.decoded import DecodedState
 from services.gpu_worker.engine.cache.entry import Capture
 from services.gpu_worker.engine.config import BLOCK_ROWS
-from services.gpu_worker.engine.faults import StreamKey
-from services.gpu_worker.engine.requests import (
+from services.gpu_worker.engine.events import (
     Burst,
     Captured,
     DrafterOff,
     DrafterOffReason,
     Finished,
     FinishReason,
-    GenerateRequest,
     Parked,
     Primed,
     PromptScored,
-    ReuseKind,
     SpecTelemetry,
 )
+from services.gpu_worker.engine.faults import StreamKey
+from services.gpu_worker.engine.requests import GenerateRequest, ReuseKind
 from services.gpu_worker.engine.sessions.base import Session
 from services.gpu_worker.engine.sessions.mtp import SpecSession
 from services.gpu_worker.engine.sessions.outcome import Ending

@@ -11,7 +11,8 @@ from functools import cache
 import pytest
 
 from services.gpu_worker.engine.engine import Engine
-from services.gpu_worker.engine.requests import FinishReason, GenerateRequest
+from services.gpu_worker.engine.events import FinishReason
+from services.gpu_worker.engine.requests import GenerateRequest
 from tests.engine_kit import WARM, Driver, baseline, build, prompt, request, run_one
 
 REQUESTS = 40

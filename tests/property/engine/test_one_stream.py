@@ -15,7 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from services.gpu_worker.engine.faults import Faults, OutOfMemory, Phase, StreamKey
-from services.gpu_worker.engine.requests import EngineLimits, GenerateRequest, SamplingParams, SpecGate
+from services.gpu_worker.engine.limits import EngineLimits, SpecGate
+from services.gpu_worker.engine.requests import GenerateRequest, SamplingParams
 from tests.engine_kit import Driver, Outcome, build, prompt, request, run_one
 
 PARAMS = [

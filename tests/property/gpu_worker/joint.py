@@ -31,8 +31,9 @@ from services.gpu_worker.engine.cache.manager import CacheManager
 from services.gpu_worker.engine.cache.offload import HostTier
 from services.gpu_worker.engine.cache.prices import Prices
 from services.gpu_worker.engine.config import BLOCK_ROWS
-from services.gpu_worker.engine.requests import Captured, Pressure
+from services.gpu_worker.engine.events import Captured
 from services.gpu_worker.engine.sequence import SequenceState
+from services.gpu_worker.engine.stats import Pressure
 from services.gpu_worker.evict import Evictor
 from services.gpu_worker.host import EngineHost
 from services.gpu_worker.metrics import WorkerMetrics

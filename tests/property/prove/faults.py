@@ -16,7 +16,7 @@ from services.gpu_worker.engine import executor
 from services.gpu_worker.engine.batch import PrefillChunk
 from services.gpu_worker.engine.cache.manager import CacheManager
 from services.gpu_worker.engine.cache.state_pool import StatePool
-from services.gpu_worker.engine.requests import TokenLogprob
+from services.gpu_worker.engine.events import TokenLogprob
 from services.gpu_worker.engine.runner import ModelRunner
 from services.gpu_worker.engine.sampling import TokenPicker
 from services.gpu_worker.engine.sessions import base

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from services.gpu_worker.engine.config import EngineConfig
-from services.gpu_worker.engine.requests import EngineLimits, GenerateRequest, SamplingParams
+from services.gpu_worker.engine.limits import EngineLimits
+from services.gpu_worker.engine.requests import GenerateRequest, SamplingParams
 from services.prove.driver import Driver, Record, WatchedEngine, same_bits
 from services.prove.models import tiny
 from services.prove.prompts import prompt

@@ -23,8 +23,8 @@ from services.gpu_worker.engine.cache.entry import StoredState
 from services.gpu_worker.engine.cache.offload import HostCopy, HostTier
 from services.gpu_worker.engine.cache.pages import BlockAllocator, IdPool
 from services.gpu_worker.engine.config import BLOCK_ROWS
-from services.gpu_worker.engine.requests import DecodedCounts
 from services.gpu_worker.engine.sequence import ProposerState, SequenceState
+from services.gpu_worker.engine.stats import DecodedCounts
 from shared.errors import EngineFault
 
 

@@ -30,8 +30,9 @@ from services.gpu_worker.engine.cache.prices import Prices
 from services.gpu_worker.engine.cache.tree import PrefixTree
 from services.gpu_worker.engine.cache.victims import Victims
 from services.gpu_worker.engine.config import BLOCK_ROWS
-from services.gpu_worker.engine.requests import Evicted, GenerateRequest, Hit, PoolCounts
+from services.gpu_worker.engine.requests import GenerateRequest, Hit
 from services.gpu_worker.engine.sequence import SequenceState
+from services.gpu_worker.engine.stats import Evicted, PoolCounts
 from shared.errors import EngineFault
 
 

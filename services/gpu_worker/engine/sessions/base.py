@@ -21,7 +21,8 @@ from torch import Tensor
 
 from services.gpu_worker.engine.batch import VerifyRows
 from services.gpu_worker.engine.cache.manager import CacheManager
-from services.gpu_worker.engine.requests import GenerateRequest, SpecTelemetry, TokenLogprob
+from services.gpu_worker.engine.events import SpecTelemetry, TokenLogprob
+from services.gpu_worker.engine.requests import GenerateRequest
 from services.gpu_worker.engine.sampling import Row, TokenPicker, token_logprob
 from services.gpu_worker.engine.sequence import ProposerState, SequenceState
 from services.gpu_worker.engine.sessions.completion import Completion

@@ -6,7 +6,8 @@ A demotion and a replay hand it on (or begin it again), so that what the client 
 from __future__ import annotations
 
 from services.gpu_worker.engine.drafters.replay import ReplayDrafter
-from services.gpu_worker.engine.requests import FinishReason, GenerateRequest, TokenLogprob
+from services.gpu_worker.engine.events import FinishReason, TokenLogprob
+from services.gpu_worker.engine.requests import GenerateRequest
 from services.gpu_worker.engine.sampling import TokenPicker
 from services.gpu_worker.engine.sessions.outcome import REPLAY_DIVERGED, Emission, Ending
 

@@ -8,7 +8,8 @@ from services.gpu_worker.engine.config import EngineConfig, ModelDims
 from services.gpu_worker.engine.drafters.mtp import MtpDrafter
 from services.gpu_worker.engine.drafters.ngram import NamespaceIndex, NgramDrafter
 from services.gpu_worker.engine.drafters.propose import AnyDrafter
-from services.gpu_worker.engine.requests import EngineLimits, GenerateRequest
+from services.gpu_worker.engine.limits import EngineLimits
+from services.gpu_worker.engine.requests import GenerateRequest
 from services.gpu_worker.engine.sequence import ProposerState, SequenceState
 from services.gpu_worker.engine.sessions.base import Session
 from services.gpu_worker.engine.sessions.mtp import SpecSession

@@ -16,7 +16,8 @@ from services.gpu_worker.engine.drafters.gate import DraftGate
 from services.gpu_worker.engine.drafters.mtp import MtpDrafter
 from services.gpu_worker.engine.drafters.ngram import NgramDrafter
 from services.gpu_worker.engine.drafters.propose import AnyDrafter
-from services.gpu_worker.engine.requests import DrafterOffReason, GenerateRequest
+from services.gpu_worker.engine.events import DrafterOffReason
+from services.gpu_worker.engine.requests import GenerateRequest
 from services.gpu_worker.engine.sequence import ProposerState, SequenceState
 from services.gpu_worker.engine.sessions.base import Session
 from services.gpu_worker.engine.sessions.outcome import SessionShape

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from services.gpu_worker.engine.requests import FinishReason, TokenLogprob
+from services.gpu_worker.engine.events import FinishReason, TokenLogprob
 
 REPLAY_DIVERGED = "replay_diverged"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.gpu_worker.engine.requests import SpecTelemetry
+from services.gpu_worker.engine.events import SpecTelemetry
 
 
 class SessionCounters:

@@ -11,25 +11,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from services.gpu_worker.engine.config import ModelDims
-from services.gpu_worker.engine.requests import (
+from services.gpu_worker.engine.events import (
     Admitted,
     Burst,
     Captured,
-    EngineStats,
     Event,
-    Evicted,
     Finished,
     FinishReason,
-    GenerateRequest,
-    Hit,
     HitDropped,
-    PoolCounts,
-    Pressure,
     Primed,
     PromptScored,
     SpecTelemetry,
     TokenLogprob,
 )
+from services.gpu_worker.engine.requests import GenerateRequest, Hit
+from services.gpu_worker.engine.stats import EngineStats, Evicted, PoolCounts, Pressure
 from shared.clock import Clock
 from shared.errors import BurstlineError, EngineFault
 from shared.protocol import codec

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from services.gpu_worker.book import EntryBook
-from services.gpu_worker.engine.requests import Captured, Evicted
+from services.gpu_worker.engine.events import Captured
+from services.gpu_worker.engine.stats import Evicted
 
 
 def _captured(

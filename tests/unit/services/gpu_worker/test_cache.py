@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from services.gpu_worker.engine.requests import Pressure
+from services.gpu_worker.engine.stats import Pressure
 from shared.protocol import chain, codec, subjects
 from shared.protocol.messages import (
     Abort,

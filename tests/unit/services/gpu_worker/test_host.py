@@ -9,7 +9,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from services.gpu_worker.engine.requests import Burst, Event, Finished, GenerateRequest, SamplingParams
+from services.gpu_worker.engine.events import Burst, Event, Finished
+from services.gpu_worker.engine.requests import GenerateRequest, SamplingParams
 from services.gpu_worker.host import EngineHost
 from shared.clock import ManualClock
 from shared.errors import EngineFault, Overloaded

@@ -10,7 +10,8 @@ from pydantic import ValidationError
 
 from services.gpu_worker.app import Readiness
 from services.gpu_worker.config import WorkerSettings
-from services.gpu_worker.engine.requests import DrafterOff, DrafterOffReason, Parked, SpecGate
+from services.gpu_worker.engine.events import DrafterOff, DrafterOffReason, Parked
+from services.gpu_worker.engine.limits import SpecGate
 from services.gpu_worker.host import EngineHost
 from services.gpu_worker.intake import Intake
 from services.gpu_worker.metrics import EngineCollector

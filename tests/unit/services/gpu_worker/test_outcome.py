@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from services.gpu_worker import claim, journal
-from services.gpu_worker.engine.requests import Finished, FinishReason, SpecTelemetry
+from services.gpu_worker.engine.events import Finished, FinishReason, SpecTelemetry
 from services.gpu_worker.outcome import Outcome, Timeline
 from shared.errors import ContextLengthExceeded, Overloaded
 from shared.protocol.messages import CancelRequest, Failure, Terminal

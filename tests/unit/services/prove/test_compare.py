@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from services.gpu_worker.engine.requests import Finished, FinishReason, SpecTelemetry, TokenLogprob
+from services.gpu_worker.engine.events import Finished, FinishReason, SpecTelemetry, TokenLogprob
 from services.prove.axes import AXES, Cell
 from services.prove.compare import Difference, Exam, judge
 from services.prove.driver import CacheBytes, Record

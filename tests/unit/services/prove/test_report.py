@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from services.gpu_worker.engine.requests import SpecTelemetry
+from services.gpu_worker.engine.events import SpecTelemetry
 from services.prove.axes import AXES, Cell
 from services.prove.compare import Difference, Verdict
 from services.prove.evidence import Bar, evidence, write

@@ -9,7 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from services.gpu_worker.engine.engine import Engine
-from services.gpu_worker.engine.requests import AffinityCounts, EngineLimits, GenerateRequest
+from services.gpu_worker.engine.limits import EngineLimits
+from services.gpu_worker.engine.requests import GenerateRequest
+from services.gpu_worker.engine.stats import AffinityCounts
 from tests.engine_kit import ROOT, WARM, Driver, baseline, build, cold, prompt, request, run_one
 
 

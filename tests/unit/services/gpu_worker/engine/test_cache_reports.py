@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from services.gpu_worker.engine.faults import Faults, OutOfMemory, Phase, StreamKey
-from services.gpu_worker.engine.requests import EngineLimits
+from services.gpu_worker.engine.limits import EngineLimits
 from tests.engine_kit import WARM, Driver, build, cold, prompt, request, run_one
 
 GRID = 64

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from services.gpu_worker.engine.cancels import Cancel, Cancels
-from services.gpu_worker.engine.requests import EngineLimits, FinishReason, GenerateRequest, SamplingParams
+from services.gpu_worker.engine.events import FinishReason
+from services.gpu_worker.engine.limits import EngineLimits
+from services.gpu_worker.engine.requests import GenerateRequest, SamplingParams
 from tests.engine_kit import Driver, baseline, build, cold, prompt, request
 
 TOKENS = prompt(150, seed=8)

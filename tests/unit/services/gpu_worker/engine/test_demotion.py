@@ -6,15 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from services.gpu_worker.engine.events import DrafterOff, DrafterOffReason
 from services.gpu_worker.engine.faults import Faults, StreamKey
-from services.gpu_worker.engine.requests import (
-    DrafterOff,
-    DrafterOffReason,
-    EngineLimits,
-    GenerateRequest,
-    SamplingParams,
-    SpecGate,
-)
+from services.gpu_worker.engine.limits import EngineLimits, SpecGate
+from services.gpu_worker.engine.requests import GenerateRequest, SamplingParams
 from services.gpu_worker.engine.sessions.mtp import SpecSession
 from services.gpu_worker.engine.streams import Stream
 from tests.engine_kit import GREEDY, WARM, Driver, baseline, build, cold, prompt, request, run_one

@@ -7,17 +7,17 @@ from itertools import pairwise
 
 import pytest
 
-from services.gpu_worker.engine.requests import (
+from services.gpu_worker.engine.events import (
     Admitted,
     Burst,
     Captured,
-    EngineLimits,
     Finished,
     FinishReason,
     HitDropped,
     Primed,
-    SamplingParams,
 )
+from services.gpu_worker.engine.limits import EngineLimits
+from services.gpu_worker.engine.requests import SamplingParams
 from shared.errors import ContextLengthExceeded, EngineFault, InvalidRequest, Overloaded
 from tests.engine_kit import (
     GREEDY,

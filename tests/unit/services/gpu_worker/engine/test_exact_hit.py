@@ -14,7 +14,8 @@ from torch import Tensor
 
 from services.gpu_worker.engine.config import EngineConfig
 from services.gpu_worker.engine.faults import Faults, OutOfMemory, StreamKey
-from services.gpu_worker.engine.requests import EngineLimits, GenerateRequest, SamplingParams
+from services.gpu_worker.engine.limits import EngineLimits
+from services.gpu_worker.engine.requests import GenerateRequest, SamplingParams
 from services.prove.driver import CacheBytes, Driver, Record, WatchedEngine
 from shared.clock import ManualClock
 from shared.errors import EngineFault

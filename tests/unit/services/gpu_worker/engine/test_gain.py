@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from services.gpu_worker.engine.config import EngineConfig
 from services.gpu_worker.engine.engine import Engine
+from services.gpu_worker.engine.events import Burst, DrafterOff
 from services.gpu_worker.engine.gain import BATCHES, Gain, Pace, gain_for
-from services.gpu_worker.engine.requests import Burst, DrafterOff, EngineLimits, SpecGate
+from services.gpu_worker.engine.limits import EngineLimits, SpecGate
 from shared.clock import ManualClock
 from tests.engine_kit import build, prompt, request, tiny_model
 

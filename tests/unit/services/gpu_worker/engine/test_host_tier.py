@@ -7,7 +7,9 @@ import torch
 
 from services.gpu_worker.engine.cache.offload import HostCopy
 from services.gpu_worker.engine.engine import Engine
-from services.gpu_worker.engine.requests import EngineLimits, GenerateRequest, HitDropped
+from services.gpu_worker.engine.events import HitDropped
+from services.gpu_worker.engine.limits import EngineLimits
+from services.gpu_worker.engine.requests import GenerateRequest
 from tests.engine_kit import WARM, Driver, Outcome, build, prompt, request, run_one
 
 LONG = prompt(330, seed=4)

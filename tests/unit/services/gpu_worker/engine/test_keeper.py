@@ -10,8 +10,10 @@ import pytest
 
 from services.gpu_worker.engine.cache.decoded import Role
 from services.gpu_worker.engine.engine import Engine
+from services.gpu_worker.engine.events import Parked
 from services.gpu_worker.engine.faults import Faults, OutOfMemory, Phase, StreamKey
-from services.gpu_worker.engine.requests import EngineLimits, Parked, SamplingParams
+from services.gpu_worker.engine.limits import EngineLimits
+from services.gpu_worker.engine.requests import SamplingParams
 from shared.errors import EngineFault
 from tests.engine_kit import GREEDY, WARM, Driver, baseline, build, cold, prompt, request, run_one
 

@@ -8,16 +8,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+from services.gpu_worker.engine.events import Admitted, Captured, FinishReason, Parked
 from services.gpu_worker.engine.faults import Faults, OutOfMemory, Phase, StreamKey
 from services.gpu_worker.engine.headroom import CLEAN_LAUNCHES, Headroom
-from services.gpu_worker.engine.requests import (
-    Admitted,
-    Captured,
-    EngineLimits,
-    FinishReason,
-    GenerateRequest,
-    Parked,
-)
+from services.gpu_worker.engine.limits import EngineLimits
+from services.gpu_worker.engine.requests import GenerateRequest
 from services.gpu_worker.engine.runner import memory_faults
 from shared.errors import EngineFault
 from tests.engine_kit import GREEDY, WARM, Driver, baseline, build, cold, prompt, request, run_one

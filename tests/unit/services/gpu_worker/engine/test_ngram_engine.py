@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from services.gpu_worker.engine.requests import DrafterOff, EngineLimits, SamplingParams
+from services.gpu_worker.engine.events import DrafterOff
+from services.gpu_worker.engine.limits import EngineLimits
+from services.gpu_worker.engine.requests import SamplingParams
 from tests.engine_kit import GREEDY, WARM, Driver, baseline, build, cold, prompt, request, run_one, tiny_model
 
 ALWAYS = EngineLimits(ngram_cost=0.0, floor=0.0)

@@ -7,15 +7,9 @@ from dataclasses import replace
 import pytest
 
 from services.gpu_worker.engine.engine import Engine
-from services.gpu_worker.engine.requests import (
-    Admitted,
-    Captured,
-    EngineLimits,
-    Event,
-    FinishReason,
-    GenerateRequest,
-    Parked,
-)
+from services.gpu_worker.engine.events import Admitted, Captured, Event, FinishReason, Parked
+from services.gpu_worker.engine.limits import EngineLimits
+from services.gpu_worker.engine.requests import GenerateRequest
 from services.gpu_worker.engine.sequence import SequenceState
 from shared.errors import ContextLengthExceeded, EngineFault
 from tests.engine_kit import GREEDY, WARM, Driver, baseline, build, cold, prompt, request

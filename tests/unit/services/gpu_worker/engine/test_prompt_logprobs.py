@@ -9,8 +9,9 @@ from functools import cache
 import pytest
 
 from services.gpu_worker.engine.engine import Engine
+from services.gpu_worker.engine.events import PromptScored, TokenLogprob
 from services.gpu_worker.engine.faults import Faults, OutOfMemory, Phase, StreamKey
-from services.gpu_worker.engine.requests import GenerateRequest, PromptScored, TokenLogprob
+from services.gpu_worker.engine.requests import GenerateRequest
 from services.gpu_worker.engine.sampling import token_logprob
 from shared.errors import InvalidRequest
 from tests.engine_kit import Driver, baseline, build, prompt, request

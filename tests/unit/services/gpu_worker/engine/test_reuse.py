@@ -12,14 +12,10 @@ import torch
 
 from services.gpu_worker.engine.batch import DraftRows, PrefillChunk, VerifyRows
 from services.gpu_worker.engine.engine import Engine
+from services.gpu_worker.engine.events import DrafterOff, DrafterOffReason, FinishReason
 from services.gpu_worker.engine.faults import Faults, OutOfMemory, Phase, StreamKey
-from services.gpu_worker.engine.requests import (
-    DrafterOff,
-    DrafterOffReason,
-    EngineLimits,
-    FinishReason,
-    GenerateRequest,
-)
+from services.gpu_worker.engine.limits import EngineLimits
+from services.gpu_worker.engine.requests import GenerateRequest
 from shared.errors import InvalidRequest
 from tests.engine_kit import (
     GREEDY,

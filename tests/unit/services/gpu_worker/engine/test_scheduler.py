@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.gpu_worker.engine.requests import EngineLimits, SpecGate
+from services.gpu_worker.engine.limits import EngineLimits, SpecGate
 from services.gpu_worker.engine.scheduler import Room, Speculation, admissions, plan_step, speculation
 from shared.errors import EngineFault
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from services.gpu_worker.engine.engine import Engine
-from services.gpu_worker.engine.requests import EngineLimits
+from services.gpu_worker.engine.limits import EngineLimits
 from tests.engine_kit import Driver, baseline, build, cold, prompt, request
 
 

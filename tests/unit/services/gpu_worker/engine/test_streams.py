@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from services.gpu_worker.engine.accounts import Counters
-from services.gpu_worker.engine.requests import FinishReason, SpecTelemetry
+from services.gpu_worker.engine.events import FinishReason, SpecTelemetry
 from services.gpu_worker.engine.sessions.outcome import Ending
 from services.gpu_worker.engine.streams import Stream, Waiting
 from tests.engine_kit import prompt, request

@@ -13,10 +13,12 @@ import torch
 
 from services.gpu_worker.engine.cache.prices import Prices
 from services.gpu_worker.engine.engine import Engine
+from services.gpu_worker.engine.events import Burst, Parked
 from services.gpu_worker.engine.faults import Faults, StreamKey
+from services.gpu_worker.engine.limits import EngineLimits
 from services.gpu_worker.engine.models.loader import LoadedModel, load_model
 from services.gpu_worker.engine.models.random_dense import WINDOW, dense_hf_config, write_random_dense
-from services.gpu_worker.engine.requests import Burst, EngineLimits, GenerateRequest, Parked
+from services.gpu_worker.engine.requests import GenerateRequest
 from tests.engine_kit import WARM, Driver, Outcome, baseline, build, prompt, request, run_one
 
 PLENTY = 10**9

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from services.gpu_worker.engine.requests import FinishReason, GenerateRequest, SamplingParams
+from services.gpu_worker.engine.events import FinishReason
+from services.gpu_worker.engine.requests import GenerateRequest, SamplingParams
 from services.gpu_worker.engine.sessions.base import Session
 from services.gpu_worker.engine.sessions.handoff import flush_pending, hand_off
 from services.gpu_worker.engine.sessions.mtp import SpecSession

@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from services.gpu_worker.engine.cache.kv_pool import KVPool
+from services.gpu_worker.engine.events import FinishReason
 from services.gpu_worker.engine.models.random import TINY
-from services.gpu_worker.engine.requests import FinishReason, SamplingParams
+from services.gpu_worker.engine.requests import SamplingParams
 from tests.engine_kit import ROOT, request
 from tests.session_kit import SAMPLED, VOCAB, Bench, ids, sometimes, spec
 
