@@ -28,6 +28,12 @@ MOST_SLICES: Final = 8
 SLICE_UNITS: Final = 8
 """Card: units of a slice at least, so that small weights do not spend their time adding parts."""
 
+PICK_SPLIT: Final = 4096
+"""Card: vocabulary ids of one program of a pick; the sum behind a log probability is added split by split."""
+
+ADAPTER_SLICE: Final = 1024
+"""Card: inputs of one slice of an adapter's first product; slices are added in order."""
+
 
 def tile_table() -> dict[str, int]:
     """All constants by name, for the fingerprint."""
@@ -40,4 +46,6 @@ def tile_table() -> dict[str, int]:
         "runs": RUNS,
         "most_slices": MOST_SLICES,
         "slice_units": SLICE_UNITS,
+        "pick_split": PICK_SPLIT,
+        "adapter_slice": ADAPTER_SLICE,
     }

@@ -16,9 +16,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from kernels.grouping import PDL, group, most_tiles
 from kernels.lora.slots import AdapterRows, AdapterSlots, check, padded
 from kernels.matmul.packed import Recipe
-
-SLICE: Final = 1024
-"""Inputs of one slice of A x."""
+from kernels.tiles import ADAPTER_SLICE
 
 TILE_ROWS: Final = {False: 16, True: 64}
 """By phase: prefill or not."""
@@ -124,10 +122,10 @@ def add(base: Tensor, x: Tensor, adapters: AdapterSlots, rows: AdapterRows) -> T
     """As the twin; `base` [M, N] and `x` [M, K] contiguous."""
     a, b = _matrices(adapters)
     count, k, n = x.shape[0], x.shape[1], base.shape[1]
-    most, pieces = most_tiles(count, adapters.slots, rows.tile_rows), triton.cdiv(k, SLICE)
+    most, pieces = most_tiles(count, adapters.slots, rows.tile_rows), triton.cdiv(k, ADAPTER_SLICE)
     parts = torch.empty(count, pieces, adapters.rank, dtype=torch.float32, device=x.device)
     _shrink[(pieces, most)](
-        x, a, parts, *rows.tiles, K=k, R=adapters.rank, SLICE=SLICE, BLOCK_M=rows.tile_rows, BLOCK_K=128,
+        x, a, parts, *rows.tiles, K=k, R=adapters.rank, SLICE=ADAPTER_SLICE, BLOCK_M=rows.tile_rows, BLOCK_K=128,
         num_warps=4, **PDL,
     )  # fmt: skip
     _expand[(triton.cdiv(n, _OUTPUTS), most)](

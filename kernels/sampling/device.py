@@ -24,9 +24,7 @@ from torch import Tensor
 from kernels.sampling.card_noise import NO_ID, noise_of, noise_run, row_top
 from kernels.sampling.card_truncation import bounds_kernel, candidates_kernel, pick_of_candidates
 from kernels.sampling.plan import TOP_K_LIMIT, PickPlan, Picks, Walk
-
-SPLIT: Final = 4096
-"""Ids of one program. Never derived from a batch: it decides how logprob sums are added."""
+from kernels.tiles import PICK_SPLIT
 
 _PARTS: Final = 8
 """Parts of a split whose peaks bound the k-th largest logit of a row: the more parts, the fewer candidates."""
@@ -156,7 +154,7 @@ def pick(
     *,
     id_map: Tensor | None = None,
     logprobs: bool = False,
-    split: int = SPLIT,
+    split: int = PICK_SPLIT,
 ) -> Picks:
     """As the twin. `logits` may have a row stride; `split` is for tests with small vocabularies."""
     rows, vocab = logits.shape
