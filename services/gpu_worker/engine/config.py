@@ -6,7 +6,7 @@ Pure values. This module knows the field names of a Hugging Face `config.json`, 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from shared.errors import EngineFault
@@ -60,6 +60,10 @@ class ModelDims:
     def window_layers(self) -> int:
         """Sliding-window layers; each owns one plane of a slot's ring."""
         return self.layer_types.count(SLIDING)
+
+    def within(self, rows: int) -> ModelDims:
+        """The same for sequences of at most `rows`, which fill no wider window: what is kept of one is not wider."""
+        return replace(self, window=min(self.window, rows))
 
     @property
     def planes(self) -> int:

@@ -69,7 +69,7 @@ class Engine:
         """`faults` = what shall go wrong; tests and `prove` alone give it."""
         loaded = _load(model, config) if isinstance(model, Path) else model
         placement = loaded.model.placement
-        self.dims = loaded.dims
+        self.dims = loaded.dims.within(config.max_context)
         self.fingerprint = numerics_fingerprint(loaded, config)
         config, self.memory = fitted(config, self.dims, placement)
         self.kv = KVPool(self.dims, config.num_blocks, placement)

@@ -66,7 +66,7 @@ class ModelRunner:
         self._kv = kv
         self._states = states
         self._ring = ring or RingPool(
-            model.dims,
+            model.dims.within(config.max_context),
             states.num_slots,
             0,
             prefill_rows=config.prefill_chunk,

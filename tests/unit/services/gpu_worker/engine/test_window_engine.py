@@ -250,3 +250,20 @@ def test_prices_count_the_tail() -> None:
     one = engine()
     assert Prices.of(one.dims).state_bytes == one.state_bytes
     assert Prices.of(one.dims).block_bytes == one.kv.block_bytes
+
+
+def test_a_window_that_no_sequence_fills_costs_no_more_than_the_context() -> None:
+    """And is full attention: the bits are those of the same weights under any wider window."""
+    streams = []
+    for window in (512, 4000):
+        with tempfile.TemporaryDirectory() as folder:
+            config = dense_hf_config("gemma3_text", sliding_window=window)
+            model = load_model(write_random_dense(Path(folder), config, seed=7))
+        one = build(model=model, max_context=512)
+        assert one.ring.blocks_each == (512 + 128) // 64
+        assert Prices.of(one.dims).state_bytes == one.state_bytes
+        for cached in (0, 448):
+            outcome = run_one(one, turn(f"r{cached}"))
+            assert outcome.cached_tokens == cached
+            streams.append(said(outcome))
+    assert streams == streams[:1] * 4
