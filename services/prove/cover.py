@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
-from services.prove.axes import AXES, BURSTS, CHUNKS, POLICIES, Cell, meaningful
+from services.prove.axes import AXES, Cell, meaningful
 
 CANDIDATES: Final = 12
 """Random completions tried for each new cell of a covering set; the one that covers most is taken."""
@@ -38,7 +38,7 @@ def full(seed: int) -> list[Cell]:
     """The whole product on the tiny model, every pair of values on every other."""
     cells = list(every({"model": TINY}, seed))
     for model in _others():
-        cells += pairwise({"model": model}, seed)
+        cells += pairwise({"model": model}, seed, _few_companies)
     return cells
 
 
@@ -79,7 +79,7 @@ def every(fixed: Mapping[str, str], seed: int) -> Iterator[Cell]:
     for values in itertools.product(*(domains[name] for name in VARIED)):
         choice = dict(zip(VARIED, values, strict=True))
         if meaningful(choice):
-            yield Cell(**_completed(choice, domains, draw, meaningful))
+            yield Cell(**_completed(choice, domains, draw, _some_companies))
 
 
 def drawn(fixed: Mapping[str, str], draw: random.Random) -> Cell:
@@ -104,15 +104,22 @@ def _domains(fixed: Mapping[str, str]) -> dict[str, Sequence[str]]:
 def _few_companies(choice: Mapping[str, str]) -> bool:
     """Sixteen cells cost as much as their setting, so few settings are run in company: the diagonal of chunk and burst,
     with one policy and then the other."""
+    return _on_diagonal(choice, ("chunk", "burst", "policy"))
+
+
+def _some_companies(choice: Mapping[str, str]) -> bool:
+    """The diagonal of chunk and burst, with every policy."""
+    return _on_diagonal(choice, ("chunk", "burst"))
+
+
+def _on_diagonal(choice: Mapping[str, str], axes: Sequence[str]) -> bool:
+    """Whether a cell is alone, or its place on each of the axes is the same (around again on the shorter ones)."""
     if choice.get("company", "alone") == "alone":
         return meaningful(choice)
-    places = {
-        axis: list(AXES[axis]).index(choice[axis]) for axis in ("chunk", "burst", "policy") if axis in choice
-    }
-    sizes = {axis: len(AXES[axis]) for axis in places}
+    places = {axis: list(AXES[axis]).index(choice[axis]) for axis in axes if axis in choice}
     fitting = [
-        all(place == step % sizes[axis] for axis, place in places.items())
-        for step in range(max(map(len, (CHUNKS, BURSTS, POLICIES))))
+        all(place == step % len(AXES[axis]) for axis, place in places.items())
+        for step in range(max(len(AXES[axis]) for axis in axes))
     ]
     return any(fitting) and meaningful(choice)
 

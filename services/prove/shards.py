@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from typing import Final
 
 from services.prove.axes import Cell
 from services.prove.families import attempt, trials
-from services.prove.reference import References, origin
+from services.prove.reference import Origin, References, origin
 from services.prove.report import Tally
 from services.prove.stage import Stage, groups
 
@@ -38,10 +39,16 @@ class Shard:
 
 
 def cut(cells: Sequence[Cell], most: int, *, everything: bool, seed: int) -> list[Shard]:
-    """Deal what is asked to at most `most` shards, each model's by turns."""
+    """Deal what is asked to at most `most` shards by turns; a model with few cells goes to few of them, since every shard
+    fills the companies of each model that it has."""
     count = max(1, min(most, len(cells) // LEAST_CELLS))
-    asked = sorted({origin(cell) for cell in cells})
-    hands = {what: number % count for number, what in enumerate(asked)}
+    hands: dict[Origin, int] = {}
+    dealt = 0
+    for model, number in sorted(Counter(cell.model for cell in cells).items()):
+        few = max(1, min(count, number // LEAST_CELLS))
+        asked = sorted({origin(cell) for cell in cells if cell.model == model})
+        hands |= {what: (dealt + turn % few) % count for turn, what in enumerate(asked)}
+        dealt += few
     return [
         Shard(
             number=number,

@@ -30,13 +30,20 @@ def made(cells: list[Cell], most: int) -> list[Shard]:
 
 def test_every_cell_is_in_one_shard_and_no_reference_in_two() -> None:
     cells = quick(1)
-    parts = made(cells, 3)
-    assert len(parts) == 3
+    parts = made(cells, 2)
+    assert len(parts) == 2
     assert sorted(map(str, cells)) == sorted(str(cell) for part in parts for cell in part.cells)
     asked = [what for part in parts for what in {origin(cell) for cell in part.cells}]
     assert len(asked) == len(set(asked))
     sizes = [len(part.cells) for part in parts]
-    assert max(sizes) < 2 * min(sizes)
+    assert max(sizes) < 1.5 * min(sizes)
+
+
+def test_a_model_with_few_cells_goes_to_few_shards() -> None:
+    cells = quick(1)
+    few = [cell for cell in cells if cell.model == "pocket"][: LEAST_CELLS - 1]
+    parts = made([*(cell for cell in cells if cell.model == "tiny"), *few], 2)
+    assert sorted(sum(cell.model == "pocket" for cell in part.cells) for part in parts) == [0, len(few)]
 
 
 def test_few_cells_are_not_cut() -> None:
