@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kernels.checksum import Checksum, checksum
 from services.gpu_worker.engine.batch import DraftRows, PrefillChunk, VerifyRows
 from services.gpu_worker.engine.cache.manager import CacheManager
 from services.gpu_worker.engine.cache.offload import HostTier
@@ -81,6 +82,13 @@ class StandIn:
 
     def write_block(self, block: int, rows: Tensor) -> None:
         self.rows[block] = rows.clone()
+
+    def write_blocks(self, blocks: Sequence[int], rows: Sequence[Tensor]) -> None:
+        for block, copy in zip(blocks, rows, strict=True):
+            self.write_block(block, copy)
+
+    def sums_of(self, blocks: Sequence[int]) -> list[Checksum]:
+        return [checksum(self.read_block(block)) for block in blocks]
 
     def read_snapshot(self, snapshot: int) -> tuple[Tensor, int]:
         state = self._snapshots[snapshot]

@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from services.bench import card, card_decode, card_prefill, card_spec
+from services.bench import card, card_decode, card_prefill, card_restore, card_spec
 from shared.errors import BurstlineError
 from shared.evidence import Bar, evidence, write
 
@@ -96,6 +96,30 @@ def prefill(
         ("cold_s", "cold_tflops", "again_s", "again_cached", "again_mtp_s", "again_mtp_cached"),
     )
     _end(f"bench prefill --device cuda --shape {shape}", results, card_prefill.bars(figures), json_file)
+
+
+@app.command()
+def restore(
+    device: Device = "cuda",
+    shape: Shape = "27b",
+    json_file: Json = None,
+    layers: Layers = None,
+    host_gib: Annotated[float, typer.Option(help="Of the host tier.")] = 4.0,
+) -> None:
+    """An entry of 30,016 tokens from host memory, against the bare copy."""
+    ceilings = _begin(device)
+    dims = card.shape(shape, layers=layers)
+    loaded = card.model(dims)
+    figures = card_restore.run_card_restore(
+        loaded, ceilings, chunk=4096, host_bytes=int(host_gib * 2**30), report=_progress
+    )
+    results = {
+        "shape": shape,
+        **card.describe(dims),
+        "host_to_card_bytes_per_s": round(ceilings.host_to_card_bytes_per_s),
+        "restore": figures,
+    }
+    _end(f"bench restore --device cuda --shape {shape}", results, card_restore.bars(figures), json_file)
 
 
 def _begin(device: str) -> card.Ceilings:

@@ -43,6 +43,7 @@ class Asker:
     chunk: int
     room: int
     """Prompts of the longest length that the cache holds."""
+    host_bytes: int = 0
     engine: Engine = field(init=False)
     _asked: int = 0
 
@@ -56,6 +57,7 @@ class Asker:
             max_verify=4,
             prefill_chunk=self.chunk,
             max_context=context,
+            host_tier_bytes=self.host_bytes,
         )
         self.engine = Engine(config, self.loaded)
 

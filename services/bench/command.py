@@ -78,6 +78,7 @@ def decode(
 
 
 app.command()(card_command.prefill)
+app.command()(card_command.restore)
 
 
 @app.command()

@@ -14,6 +14,7 @@ from typing import Final, Protocol
 import torch
 from torch import Tensor
 
+from kernels.checksum import Checksum, checksum
 from services.bench.agents import Ask
 from services.gpu_worker.engine.cache.evict import Policy, worst_first
 from services.gpu_worker.engine.cache.manager import CacheManager
@@ -179,6 +180,11 @@ class _Weightless:
         return self._block
 
     def write_block(self, block: int, rows: Tensor) -> None: ...
+
+    def write_blocks(self, blocks: Sequence[int], rows: Sequence[Tensor]) -> None: ...
+
+    def sums_of(self, blocks: Sequence[int]) -> list[Checksum]:
+        return [checksum(self._block)] * len(blocks)
 
     def read_snapshot(self, snapshot: int) -> tuple[Tensor, int]:
         return self._state, 0

@@ -12,7 +12,7 @@ import hashlib
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, Final
 
 from services.gpu_worker.engine.config import EngineConfig
@@ -33,6 +33,7 @@ TOGETHER: Final = 12
 BLOCKS: Final = 14
 KINDS: Final = 24
 TENANTS: Final = 3
+SESSIONS: Final = 5
 RULES: Final = (
     SamplingParams(seed=1, temperature=0.0),
     SamplingParams(seed=2, temperature=1.0),
@@ -93,8 +94,9 @@ class Soak:
             self._settle()
 
     def left(self) -> int:
-        """Blocks, slots and snapshots that are not free once every entry is evicted; raises EngineFault on an
-        unbalanced book."""
+        """Blocks, slots and snapshots that are not free once every entry is evicted and every parked turn forgotten; raises
+        EngineFault on an unbalanced book."""
+        self._driver.engine.forget_turns()
         self._driver.clear()
         stats = self._driver.engine.stats()
         return sum(counts.total - counts.free for counts in (stats.blocks, stats.slots, stats.snapshots))
@@ -109,6 +111,7 @@ class Soak:
             "preempted": stats.preempted,
             "set_aside_for_memory": stats.set_aside - stats.preempted,
             "events": dict(sorted(self._driver.happened.items())),
+            "decoded": asdict(stats.decoded),
             "spilled": stats.spilled,
             "brought_back": stats.brought_back,
             "blocks": stats.blocks.total,
@@ -124,7 +127,13 @@ class Soak:
             max_context=512,
             host_tier_bytes=2**21,
         )
-        limits = EngineLimits(burst_rounds=3, decode_reserve=8, spec_gate=SpecGate(low=4, high=9))
+        limits = EngineLimits(
+            burst_rounds=3,
+            decode_reserve=8,
+            spec_gate=SpecGate(low=4, high=9),
+            decode_ckpt_blocks=1,
+            max_decoded=3,
+        )
         engine = WatchedEngine(config, self._model, limits=limits, faults=faults)
         engine.watching = False
         return engine
@@ -136,12 +145,15 @@ class Soak:
 
     def _ask(self, name: str) -> None:
         which = self._rng.randrange(len(self._kinds))
+        cached = self._rng.random() < 0.9
         request = replace(
             self._kinds[which],
             request_id=name,
-            use_cache=self._rng.random() < 0.9,
+            use_cache=cached,
             drafter=self._rng.choice(("none", "mtp", "ngram")),
             speculation_k=self._rng.randrange(6),
+            reuse="decode" if cached and self._rng.random() < 0.2 else "exact",
+            labels=(f"session-{self._rng.randrange(SESSIONS)}",),
         )
         self._driver.submit(request)
         self._running[name] = which

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from services.gpu_worker.engine.accounts import Counters, picture
 from services.gpu_worker.engine.affinity import AffinityPool
+from services.gpu_worker.engine.cache.host_memory import host_memory
 from services.gpu_worker.engine.cache.kv_pool import KVPool
 from services.gpu_worker.engine.cache.manager import CacheManager
 from services.gpu_worker.engine.cache.offload import HostTier, Pools
@@ -97,7 +98,11 @@ class Engine:
             num_snapshots=config.num_snapshots,
             max_pending=self._limits.max_pending_captures,
             states=self._slot_memory,
-            tier=HostTier(config.host_tier_bytes, Pools(self.kv, self._slot_memory)),
+            tier=HostTier(
+                config.host_tier_bytes,
+                Pools(self.kv, self._slot_memory),
+                host_memory(config.host_tier_bytes, pinned=placement.graphs),
+            ),
             prices=Prices.of(self.dims),
             max_decoded=self._limits.max_decoded,
         )

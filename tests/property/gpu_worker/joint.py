@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
@@ -19,6 +19,7 @@ import torch
 from sqlalchemy import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from kernels.checksum import Checksum, checksum
 from services.cache_broker.audit import compare, read_charged
 from services.cache_broker.models import Quota, Tenant
 from services.gpu_worker.book import EntryBook
@@ -72,6 +73,11 @@ class NoStates:
         return torch.zeros(PRICES.block_bytes // 4)
 
     def write_block(self, block: int, rows: torch.Tensor) -> None: ...
+
+    def write_blocks(self, blocks: Sequence[int], rows: Sequence[torch.Tensor]) -> None: ...
+
+    def sums_of(self, blocks: Sequence[int]) -> list[Checksum]:
+        return [checksum(self.read_block(block)) for block in blocks]
 
     def read_snapshot(self, snapshot: int) -> tuple[torch.Tensor, int]:
         return torch.zeros(PRICES.state_bytes // 4 - len(HIDDEN)), 0
@@ -343,12 +349,15 @@ class Joint:
         """Nothing is kept that is not charged; a reservation that ran out in mid-flight is the one exception."""
         used = (await self.bench.balanced())[self.tenant]
         real = sum(state + rows for state, rows, _ in self.real().values())
-        real += sum(map(self._passing, self.side.cache._pending.values())) * BLOCK_BYTES
+        real += sum(map(self._passing, self.side.cache._captures.pending.values())) * BLOCK_BYTES
         assert self.late or real <= used, f"{real} bytes are kept, {used} charged"
 
     def _passing(self, capture: Capture) -> int:
         """Blocks of a pending capture that are still charged to the entry that it splits."""
-        heir, standing = capture.splits, {other.entry: other for other in self.side.cache._pending.values()}
+        heir, standing = (
+            capture.splits,
+            {other.entry: other for other in self.side.cache._captures.pending.values()},
+        )
         while heir is not None and not heir.published:
             heir = standing[heir].splits
         return capture.entry.blocks if heir is not None and not capture.entry.published else 0

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import torch
 from torch import Tensor
 
+from kernels.checksum import Checksum, block_checksums
 from services.gpu_worker.engine.config import BLOCK_ROWS, ModelDims
 from services.gpu_worker.engine.placement import CPU, Placement
 from shared.errors import EngineFault
+
+_STAGED: Final = 32
+"""Blocks that are on their way at once."""
 
 
 class KVPool:
@@ -59,6 +64,24 @@ class KVPool:
         """Copy into one block what `read_block` answered."""
         self.k[:, block] = rows[0]
         self.v[:, block] = rows[1]
+
+    def write_blocks(self, blocks: Sequence[int], rows: Sequence[Tensor]) -> None:
+        """Copy into blocks what `read_block` answered, some at a time: one transfer a block, one write into the pool for
+        all of them. From pinned memory nothing waits."""
+        shape = (_STAGED, *rows[0].shape)
+        staged = torch.empty(shape, dtype=self.k.dtype, device=self.k.device)
+        for first in range(0, len(blocks), _STAGED):
+            part = rows[first : first + _STAGED]
+            for place, copy in zip(staged, part, strict=False):
+                place.copy_(copy, non_blocking=True)
+            index = torch.tensor(blocks[first : first + len(part)], dtype=torch.int64).to(self.k.device)
+            self.k.index_copy_(1, index, staged[: len(part), 0].transpose(0, 1))
+            self.v.index_copy_(1, index, staged[: len(part), 1].transpose(0, 1))
+
+    def sums_of(self, blocks: Sequence[int]) -> list[Checksum]:
+        """The checksum of each block, as if `read_block` had copied it out; computed where it is, one wait for all."""
+        index = torch.tensor(list(blocks), dtype=torch.int64).to(self.k.device)
+        return [Checksum(one, two) for one, two in block_checksums(self.k, self.v, index).tolist()]
 
     def copy_block(self, source: int, target: int) -> None:
         """Copy one block in all planes (a shared tail block that is about to be written)."""

@@ -108,10 +108,15 @@ class Moves:
                 self._ruin(entry)
                 return None
             state = StoredState(snapshot=snapshot, last_hidden=hidden)
-        for node, block in zip(missing, blocks, strict=True):
-            if node.host is None or not self.tier.bring_block(node.host, block):
-                self._lose(node)
-                return None
+        copies = [node.host for node in missing if node.host is not None]
+        if len(copies) < len(missing):
+            self._lose(next(node for node in missing if node.host is None))
+            return None
+        arrived = self.tier.bring_blocks(copies, blocks)
+        wrong = [node for node, good in zip(missing, arrived, strict=True) if not good]
+        if wrong:
+            self._lose(wrong[0])
+            return None
         return state
 
     def adopt(self, nodes: Sequence[Node], table: Sequence[int]) -> None:

@@ -1,7 +1,7 @@
 """The host tier: copies of blocks and states that eviction took from the device, within a number of bytes.
 
     take_block, take_state   device -> host, with a checksum of what was there
-    bring_block, bring_state host -> a fresh block or snapshot, checked where it then is, before anything reads it
+    bring_blocks, bring_state host -> fresh blocks or a snapshot, checked where it then is, before anything reads it
     drop                     the bytes are free again
 
 A checksum is computed on the device at both ends, so it covers both copies and the time between. A mismatch is answered,
@@ -12,6 +12,7 @@ Knows bytes. Does not know entries, keys, who holds what, or which copy should g
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor
 
 from kernels.checksum import Checksum, checksum
+from services.gpu_worker.engine.cache.host_memory import HostMemory, PlainMemory
 from services.gpu_worker.engine.cache.kv_pool import KVPool
 from services.gpu_worker.engine.cache.slots import SlotMemory
 from services.gpu_worker.engine.cache.state_pool import StatePool
@@ -31,6 +33,10 @@ class Memory(Protocol):
 
     def write_block(self, block: int, rows: Tensor) -> None: ...
 
+    def write_blocks(self, blocks: Sequence[int], rows: Sequence[Tensor]) -> None: ...
+
+    def sums_of(self, blocks: Sequence[int]) -> list[Checksum]: ...
+
     def read_snapshot(self, snapshot: int) -> tuple[Tensor, int]: ...
 
     def write_snapshot(self, snapshot: int, values: Tensor, position: int) -> None: ...
@@ -41,6 +47,7 @@ class Pools:
 
     def __init__(self, kv: KVPool, states: StatePool | SlotMemory) -> None:
         self.read_block, self.write_block = kv.read_block, kv.write_block
+        self.write_blocks, self.sums_of = kv.write_blocks, kv.sums_of
         self.read_snapshot, self.write_snapshot = states.read_snapshot, states.write_snapshot
 
 
@@ -62,8 +69,9 @@ class HostCopy:
 class HostTier:
     """Counts bytes; holds no copy itself. `taken`, `brought` and `mismatches` count copies and only grow."""
 
-    def __init__(self, budget: int, memory: Memory) -> None:
-        """`budget` in bytes; with 0 nothing is ever taken."""
+    def __init__(self, budget: int, memory: Memory, host: HostMemory | None = None) -> None:
+        """`budget` in bytes; with 0 nothing is ever taken. `host` = where copies lie; null: in plain memory."""
+        self._host = host or PlainMemory()
         self.budget = budget
         self.used = 0
         self.taken = self.brought = self.mismatches = 0
@@ -87,10 +95,18 @@ class HostTier:
         both = torch.cat([values, last_hidden.to(values.device)])
         return self._keep(both, hidden=len(last_hidden), position=position)
 
+    def bring_blocks(self, copies: Sequence[HostCopy], blocks: Sequence[int]) -> list[bool]:
+        """Write copies into fresh blocks, all of them before the first is checked. False: what arrived is not what was
+        taken, and must not be read."""
+        if not blocks:
+            return []
+        self._memory.write_blocks(blocks, [copy.values for copy in copies])
+        sums = self._memory.sums_of(blocks)
+        return [self._verified(copy, arrived) for copy, arrived in zip(copies, sums, strict=True)]
+
     def bring_block(self, copy: HostCopy, block: int) -> bool:
-        """Write a copy into a fresh block. False: what arrived is not what was taken, and must not be read."""
-        self._memory.write_block(block, copy.values)
-        return self._verified(copy, self._memory.read_block(block))
+        """The same for one."""
+        return self.bring_blocks([copy], [block])[0]
 
     def bring_state(self, copy: HostCopy, snapshot: int) -> Tensor | None:
         """Write a copy into a fresh snapshot; answers the hidden [H]. Null: not what was taken, must not be read."""
@@ -98,7 +114,7 @@ class HostTier:
         self._memory.write_snapshot(snapshot, copy.values[:split], copy.position)
         values, _ = self._memory.read_snapshot(snapshot)
         hidden = copy.values[split:].to(values.device, copy=True)
-        return hidden if self._verified(copy, torch.cat([values, hidden])) else None
+        return hidden if self._verified(copy, checksum(torch.cat([values, hidden]))) else None
 
     def copy_block(self, source: int, target: int) -> None:
         """Copy one block to another on the device: an unfilled one that several sequences go on from."""
@@ -107,17 +123,21 @@ class HostTier:
     def drop(self, copy: HostCopy) -> None:
         """A copy is not needed any more."""
         self.used -= copy.size
+        self._host.drop(copy.values)
 
     def _keep(self, values: Tensor, *, hidden: int = 0, position: int = 0) -> HostCopy | None:
         if values.numel() * values.element_size() > self.free:
             return None
-        copy = HostCopy(values=values.cpu(), sum=checksum(values), hidden=hidden, position=position)
+        kept = self._host.keep(values)
+        if kept is None:
+            return None
+        copy = HostCopy(values=kept, sum=checksum(values), hidden=hidden, position=position)
         self.used += copy.size
         self.taken += 1
         return copy
 
-    def _verified(self, copy: HostCopy, arrived: Tensor) -> bool:
-        good = checksum(arrived) == copy.sum
+    def _verified(self, copy: HostCopy, arrived: Checksum) -> bool:
+        good = arrived == copy.sum
         self.brought += good
         self.mismatches += not good
         return good
