@@ -188,7 +188,7 @@ class CacheMachine(RuleBasedStateMachine):
             return
         for session in self.live:
             session.sequence.guard.release()
-        for capture_id in list(self.bench.cache._pending):
+        for capture_id in list(self.bench.cache._captures.pending):
             self.bench.cache.discard(capture_id)
         for _ in range(100):
             evicted = self.bench.cache.evict(self.bench.cache.candidates(999, 999))

@@ -4,24 +4,25 @@
     prime reaches a boundary ──capture──> pending ──publish──> entry ──evict──> free
                                               └──discard──> free └─make_room─> host tier
 
-The parts know one thing each (`holds`, `captures`, `moves`, `victims`); this is the face that the engine sees.
+The parts know one thing each (`holds`, `admissions`, `captures`, `decoded`, `moves`, `eviction`, `books`); this is the
+face that the engine sees.
 Knows rows, states and keys. Does not know requests' sampling, the broker or time.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
 
 from torch import Tensor
 
-from services.gpu_worker.engine.cache.captures import Captures, Snapshots
+from services.gpu_worker.engine.cache.admissions import Admission, Admissions, States
+from services.gpu_worker.engine.cache.books import Books
+from services.gpu_worker.engine.cache.captures import Captures
 from services.gpu_worker.engine.cache.decoded import DecodedState, DecodedStates
-from services.gpu_worker.engine.cache.entry import Capture, Entry, StoredState
-from services.gpu_worker.engine.cache.evict import Candidate, Policy, choose, worst_first
+from services.gpu_worker.engine.cache.entry import Capture
+from services.gpu_worker.engine.cache.evict import Policy, worst_first
+from services.gpu_worker.engine.cache.eviction import Eviction
 from services.gpu_worker.engine.cache.holds import Holds
 from services.gpu_worker.engine.cache.moves import Moves
 from services.gpu_worker.engine.cache.offload import HostTier
@@ -29,27 +30,9 @@ from services.gpu_worker.engine.cache.pages import BlockAllocator, IdPool
 from services.gpu_worker.engine.cache.prices import Prices
 from services.gpu_worker.engine.cache.tree import PrefixTree
 from services.gpu_worker.engine.cache.victims import Victims
-from services.gpu_worker.engine.config import BLOCK_ROWS
 from services.gpu_worker.engine.requests import GenerateRequest, Hit
 from services.gpu_worker.engine.sequence import SequenceState
 from services.gpu_worker.engine.stats import Evicted, PoolCounts
-from shared.errors import EngineFault
-
-
-class States(Snapshots, Protocol):
-    """What is asked of the recurrent states' pool."""
-
-    def reset(self, slot: int) -> None: ...
-
-    def restore(self, snapshot: int, slot: int) -> None: ...
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Admission:
-    """What a sequence starts from."""
-
-    hit_key: bytes | None
-    last_hidden: Tensor | None  #: of the row before the restored position; null when cold
 
 
 class CacheManager:
@@ -74,22 +57,35 @@ class CacheManager:
         self.snapshots = IdPool(num_snapshots, "snapshot")
         self.tree = PrefixTree()
         self.tier = tier
-        self.parked: Counter[bytes] = Counter()
-        """Checkpoints of parked sessions, evicted after everything else."""
-        self._generations = itertools.count(1)
-        self._states = states
-        self._prices = prices
-        self._policy = policy
         self._moves = Moves(self.tree, self.blocks, self.snapshots, tier)
         self._held = Holds(self.tree, self.blocks, self._moves)
         self._captures = Captures(
             self.tree, self.blocks, self.snapshots, self._moves, states, max_pending=max_pending
         )
-        self._pending = self._captures.pending
         self.decoded = DecodedStates(
             self.blocks, self.snapshots, states, tier, most=min(max_decoded, num_snapshots // 4)
         )
-        self._victims = Victims(self.tree, self._moves, self._pending, prices)
+        self._admissions = Admissions(self.blocks, self.slots, states, holds=self._held, decoded=self.decoded)
+        self._eviction = Eviction(
+            self.tree,
+            self.blocks,
+            self.snapshots,
+            tier,
+            self._moves,
+            Victims(self.tree, self._moves, self._captures.pending, prices),
+            prices=prices,
+            policy=policy,
+        )
+        self._books = Books(
+            self.blocks,
+            self.slots,
+            self.snapshots,
+            self.tree,
+            moves=self._moves,
+            holds=self._held,
+            pending=self._captures.pending,
+            decoded=self.decoded,
+        )
 
     # -- hits ---------------------------------------------------------------------------------------------------
 
@@ -131,28 +127,7 @@ class CacheManager:
         entry = self.tree.entry(key)
         return entry is not None and entry.published and self._moves.is_whole(entry)
 
-    def park(self, key: bytes) -> None:
-        """A finished session waits at this entry: let it go last."""
-        self.parked[key] += 1
-
-    def unpark(self, key: bytes) -> None:
-        """Take back one `park`."""
-        self.parked[key] -= 1
-        if not self.parked[key]:
-            del self.parked[key]
-
     # -- sequences ----------------------------------------------------------------------------------------------
-
-    def base(self, request: GenerateRequest, checkpoint: DecodedState | None) -> DecodedState | None:
-        """What a sequence goes on from instead of its hit: the stream's own checkpoint, or else, if it opted in, the
-        longest parked session that is deeper than the hit."""
-        if checkpoint is not None and checkpoint.alive:
-            return checkpoint
-        if request.reuse != "decode" or not request.use_cache:
-            return None
-        hold = self._held.usable(request)
-        found = self.decoded.find(request.root, request.tokens)
-        return found if found and found.position > (hold.entry.position if hold else 0) else None
 
     def bring_base(self, decoded: DecodedState) -> bool:
         """See `DecodedStates.bring`; a snapshot is made free for it."""
@@ -165,15 +140,15 @@ class CacheManager:
         if not self.snapshots.free:
             self.decoded.free_snapshot(but)
 
+    def base(self, request: GenerateRequest, checkpoint: DecodedState | None) -> DecodedState | None:
+        """See `Admissions.base`."""
+        return self._admissions.base(request, checkpoint)
+
     def fresh_blocks(
         self, request: GenerateRequest, rows: int | None = None, base: DecodedState | None = None
     ) -> int:
-        """Blocks to allocate for `rows` (null = prompt and whole budget) beyond what `base` or else the hold brings."""
-        rows = len(request.tokens) + request.max_tokens if rows is None else rows
-        if base is not None:
-            return -(-max(rows, base.position + 1) // BLOCK_ROWS) - base.shared
-        hold = self._held.usable(request)
-        return -(-rows // BLOCK_ROWS) - (len(hold.blocks) if hold else 0)
+        """See `Admissions.fresh_blocks`."""
+        return self._admissions.fresh_blocks(request, rows, base)
 
     def admit(
         self,
@@ -182,48 +157,12 @@ class CacheManager:
         rows: int | None = None,
         base: DecodedState | None = None,
     ) -> Admission | None:
-        """Give a sequence its slot and blocks for `rows`, and restore `base` or else its hit; null, and nothing taken,
-        when they do not fit."""
-        fresh = self.blocks.allocate(self.fresh_blocks(request, rows, base))
-        if fresh is None:
-            return None
-        slot = self.slots.acquire()
-        if slot is None:
-            self.blocks.release(fresh)
-            return None
-        sequence.mtp_store_gen = next(self._generations)
-        sequence.block_table = fresh
-        sequence.slot_idx = slot
-        sequence.guard.add(lambda: self.slots.release(slot))
-        sequence.guard.add(lambda: _release_table(self.blocks, sequence))
-        self._states.reset(slot)
-        if base is not None:
-            self.abandon(request.request_id)
-            return Admission(hit_key=None, last_hidden=self.decoded.restore(base, sequence))
-        return self._restore(request, sequence, slot)
+        """See `Admissions.admit`."""
+        return self._admissions.admit(request, sequence, rows, base)
 
     def grow(self, sequence: SequenceState, rows: int) -> bool:
-        """Give a running sequence room for `rows` more, as far as there are free blocks. True when it has any."""
-        short = -(-(sequence.seq_len + rows) // BLOCK_ROWS) - len(sequence.block_table)
-        if short > 0:
-            sequence.block_table.extend(self.blocks.allocate(min(short, self.blocks.free)) or ())
-        return sequence.rows_left > 0
-
-    def _restore(self, request: GenerateRequest, sequence: SequenceState, slot: int) -> Admission:
-        hold = self._held.usable(request)
-        admission = Admission(hit_key=None, last_hidden=None)
-        if hold is not None:
-            state = hold.entry.state
-            if state is None:
-                raise EngineFault("a held entry lost its state")
-            self.blocks.retain(hold.blocks)
-            sequence.apply_hit(hold.tokens, hold.blocks)
-            self._states.restore(state.snapshot, slot)
-            if hold.entry.position == len(request.tokens):
-                sequence.marconi_exact_snap = state.snapshot
-            admission = Admission(hit_key=hold.entry.key, last_hidden=state.last_hidden)
-        self.abandon(request.request_id)
-        return admission
+        """See `Admissions.grow`."""
+        return self._admissions.grow(sequence, rows)
 
     # -- captures -----------------------------------------------------------------------------------------------
 
@@ -266,141 +205,54 @@ class CacheManager:
         return short > 0 and self.decoded.free_blocks(short, but)
 
     def make_room(self, blocks: int, snapshots: int) -> None:
-        """Spill idle entries, worst first, until so much is free beyond what is, or the tier has no room left."""
-        blocks, snapshots = self.blocks.free + blocks, self.snapshots.free + snapshots
-        while self.tier.free > 0:
-            short = (blocks - self.blocks.free, snapshots - self.snapshots.free)
-            keys = self._choose(self._victims.to_spill(), *short)
-            if not any([self._spill(key, rows=short[0] > 0) for key in keys]):
-                return
+        """See `Eviction.make_room`."""
+        self._eviction.make_room(blocks, snapshots)
 
     def spill(self, keys: Iterable[bytes]) -> int:
-        """Move idle entries to the host tier now, as far as it has room; answers how many moved anything."""
-        return sum(self._spill(key, rows=True) for key in keys)
-
-    def _spill(self, key: bytes, *, rows: bool) -> bool:
-        entry = self.tree.entry(key)
-        if entry is None or not self._victims.idle(entry):
-            return False
-        return self._moves.spill_state(entry) + (self._moves.spill_rows(entry) if rows else 0) > 0
+        """See `Eviction.spill`."""
+        return self._eviction.spill(keys)
 
     def candidates(self, blocks: int, snapshots: int) -> list[bytes]:
-        """Keys whose eviction frees what is wanted, worst first. Takes nothing away.
-
-        Entries whose bytes were wrong always come first. With a host tier that is full it is copies there that go, so
-        that `make_room` can follow; entries on the device only when no copy may go.
-        """
-        keys = self._victims.ruined()
-        if self.tier.used and (blocks > 0 or snapshots > 0):
-            wanted = self._prices.size(max(0, blocks), max(0, snapshots)) - self.tier.free
-            dropped = [key for key in self._victims.to_drop(wanted) if key not in keys]
-            if dropped or wanted <= 0:
-                return keys + dropped
-        return keys + [
-            key for key in self._choose(self._victims.to_evict(), blocks, snapshots) if key not in keys
-        ]
-
-    def _choose(self, found: Sequence[Candidate], blocks: int, snapshots: int) -> list[bytes]:
-        return choose(found, blocks=blocks, snapshots=snapshots, now=self.tree.tick, policy=self._parked_last)
-
-    def _parked_last(self, found: Sequence[Candidate], now: int) -> list[Candidate]:
-        """The policy's order, what finished sessions wait at behind the rest."""
-        return sorted(self._policy(found, now), key=lambda candidate: candidate.key in self.parked)
+        """See `Eviction.candidates`."""
+        return self._eviction.candidates(blocks, snapshots)
 
     def evict(self, keys: Iterable[bytes]) -> Evicted:
-        """Free entries: one without children goes with its rows, one with a child loses its state alone."""
-        gone: list[bytes] = []
-        stateless: list[bytes] = []
-        blocks = snapshots = 0
-        ruined = self._moves.ruined
-        for key in keys:
-            entry = self.tree.entry(key)
-            if entry is None or not self._victims.evictable(entry):
-                continue
-            snapshots += self._moves.forget_state(entry)
-            ruined.pop(key, None)
-            if entry.children:
-                stateless.append(key)
-                continue
-            cursor: Entry | None = entry
-            while cursor is not None and self._goes_with_its_child(cursor):
-                blocks += self._moves.forget_rows(self.tree.unplace(cursor, None))
-                gone.append(cursor.key)
-                cursor = cursor.parent
-        return Evicted(gone=tuple(gone), stateless=tuple(stateless), blocks=blocks, snapshots=snapshots)
-
-    def _goes_with_its_child(self, entry: Entry) -> bool:
-        """Nothing stands on it any more and its state went before; a ruined one has to be withdrawn first."""
-        idle = self._victims.evictable(entry) and entry.key not in self._moves.ruined
-        return idle and not entry.children and not entry.kept
+        """See `Eviction.evict`."""
+        return self._eviction.evict(keys)
 
     def reclaimable(self) -> int:
-        """Blocks that eviction could free now, one entry after another from the leaves down."""
-        return self._victims.reclaimable()
+        """See `Eviction.reclaimable`."""
+        return self._eviction.reclaimable()
 
     @property
     def ruined(self) -> int:
         """Entries that wait to be withdrawn because their bytes were wrong."""
-        return len(self._victims.ruined()) if self._moves.ruined else 0
+        return self._eviction.ruined
+
+    @property
+    def parked(self) -> Counter[bytes]:
+        """Checkpoints that finished sessions wait at."""
+        return self._eviction.parked
+
+    def park(self, key: bytes) -> None:
+        """See `Eviction.park`."""
+        self._eviction.park(key)
+
+    def unpark(self, key: bytes) -> None:
+        """See `Eviction.unpark`."""
+        self._eviction.unpark(key)
 
     # -- accounts -----------------------------------------------------------------------------------------------
 
     @property
     def pending(self) -> int:
         """Captures that wait for the broker."""
-        return len(self._pending)
+        return len(self._captures.pending)
 
     def counts(self) -> tuple[PoolCounts, PoolCounts, PoolCounts]:
         """Blocks, slots, snapshots."""
-        published = [entry for entry in self.tree.entries() if entry.published]
-        cached_blocks = sum(entry.blocks for entry in published) - self.tree.away
-        cached_states = sum(1 for entry in published if entry.state is not None)
-        if self.decoded.parked:
-            parked = self.decoded.parked
-            rows = {block for one in parked for block in one.blocks if isinstance(block, int)}
-            cached_blocks += len(rows - set(self.tree.blocks()))
-            cached_states += sum(1 for one in parked if isinstance(one.state, StoredState))
-        held = self.blocks.total - self.blocks.free
-        return (
-            PoolCounts(
-                total=self.blocks.total,
-                free=self.blocks.free,
-                owned=held - cached_blocks,
-                cached=cached_blocks,
-            ),
-            PoolCounts(total=self.slots.total, free=self.slots.free, owned=self.slots.held, cached=0),
-            PoolCounts(
-                total=self.snapshots.total,
-                free=self.snapshots.free,
-                owned=self.snapshots.held - cached_states,
-                cached=cached_states,
-            ),
-        )
+        return self._books.counts()
 
     def check(self, sequences: Iterable[SequenceState]) -> None:
-        """Recount every reference from its holders. Raises EngineFault on any difference."""
-        self.blocks.check()
-        self._moves.check(self.decoded.host_bytes)
-        self.decoded.check()
-        sequences = list(sequences)
-        expected: Counter[int] = Counter(self.tree.blocks())
-        for hold in self._held:
-            expected.update(hold.blocks)
-        expected.update(self.decoded.blocks())
-        for sequence in sequences:
-            expected.update(sequence.block_table)
-        wrong = [b for b in range(self.blocks.total) if self.blocks.refs(b) != expected[b]]
-        if wrong:
-            raise EngineFault(f"blocks {wrong} are not referenced as their holders say")
-        owned = sum(entry.blocks for entry in self.tree.entries())
-        if owned != len(self.tree):
-            raise EngineFault(f"entries own {owned} blocks of a tree of {len(self.tree)}")
-        states = sum(1 for entry in self.tree.entries() if entry.state is not None)
-        kept = states + len(self._pending) + self.decoded.snapshots
-        if self.snapshots.held != kept or self.slots.held != len(sequences):
-            raise EngineFault("slots or snapshots are held by nobody")
-
-
-def _release_table(blocks: BlockAllocator, sequence: SequenceState) -> None:
-    blocks.release(sequence.block_table)
-    sequence.block_table = []
+        """See `Books.check`."""
+        self._books.check(sequences)
