@@ -52,6 +52,8 @@ def words_of(rows: Tensor) -> Tensor:
     if rows.dtype not in _TYPES:
         raise ValueError(f"checksums are over float32 or bfloat16, not {rows.dtype}")
     flat = rows.contiguous().view(rows.shape[0], math.prod(rows.shape[1:]))
+    if not flat.numel():
+        return flat.new_empty(flat.shape, dtype=torch.int64)
     missing = -flat.shape[1] % (WORD_BYTES // flat.element_size())
     if missing:
         flat = torch.nn.functional.pad(flat, (0, missing))

@@ -13,6 +13,7 @@ from typing import Final
 
 import torch
 
+from services.gpu_worker.engine.cache.ring_pool import ring_rows
 from services.gpu_worker.engine.cache.state_pool import delta_shape
 from services.gpu_worker.engine.config import BLOCK_ROWS, EngineConfig, ModelDims
 from services.gpu_worker.engine.placement import Placement
@@ -56,11 +57,13 @@ def plan(
         "weights": weights,
         "launches": GRAPH_BYTES + _launch_bytes(dims, config, item),
         "states": _state_bytes(dims, placement, config),
+        "rings": _ring_bytes(dims, config, item),
         "spare": int(total * SPARE_SHARE),
     }
     left = free - sum(size for name, size in parts.items() if name != "weights")
-    blocks = config.num_blocks or left // block
     least = -(-min(config.max_context, dims.max_positions) // BLOCK_ROWS)
+    # Where every layer slides a block has no bytes, and as many as all slots can fill are enough.
+    blocks = config.num_blocks or (left // block if block else config.num_slots * least)
     if blocks * block > left or blocks < least:
         raise EngineFault(
             f"a card with {free / 2**30:.1f} GiB free: {blocks} blocks of KV ({blocks * block / 2**30:.1f} GiB) beside "
@@ -98,6 +101,13 @@ def _launch_bytes(dims: ModelDims, config: EngineConfig, item: int) -> int:
     prefill = config.prefill_chunk * wide * 2
     verify = config.max_batch * config.max_verify * (2 * dims.vocab * _FLOAT_BYTES + wide)
     return prefill + verify
+
+
+def _ring_bytes(dims: ModelDims, config: EngineConfig, item: int) -> int:
+    """Rings of the slots, and tails of the snapshots."""
+    each, tail = ring_rows(dims, prefill_rows=config.prefill_chunk, max_verify=config.max_verify)
+    rows = config.num_slots * each * BLOCK_ROWS + config.num_snapshots * tail
+    return 2 * dims.window_layers * rows * dims.kv_heads * dims.head_dim * item
 
 
 def _state_bytes(dims: ModelDims, placement: Placement, config: EngineConfig) -> int:

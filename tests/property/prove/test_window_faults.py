@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from kernels.paged_attention import QueryTile
+from services.gpu_worker.engine.cache import ring_pool
 from services.gpu_worker.engine.cache.ring_pool import RingPool
+from services.gpu_worker.engine.config import ModelDims
 from services.gpu_worker.engine.layers import steps
 from services.prove.axes import Cell
 from services.prove.cover import pairwise
@@ -67,8 +69,13 @@ def _one_row_short(patch: Patch) -> None:
 
 def _ring_too_small(patch: Patch) -> None:
     """A launch overwrites rows that its own first rows see."""
-    blocks = RingPool._blocks
-    patch.setattr(RingPool, "_blocks", lambda self, prefill, verify: blocks(self, prefill, verify) - 1)
+    rows = ring_pool.ring_rows
+
+    def faulty(dims: ModelDims, **launches: int) -> tuple[int, int]:
+        blocks, tail = rows(dims, **launches)
+        return blocks - 1, tail
+
+    patch.setattr(ring_pool, "ring_rows", faulty)
 
 
 def _tail_lost_on_the_way(patch: Patch) -> None:

@@ -23,6 +23,19 @@ from services.gpu_worker.engine.config import BLOCK_ROWS, ModelDims
 from shared.errors import EngineFault
 
 
+def ring_rows(dims: ModelDims, *, prefill_rows: int, max_verify: int) -> tuple[int, int]:
+    """(blocks of one ring, rows of one tail): the window and the widest launch; 0 for a model without sliding layers.
+
+    A prefill starts on the grid, a verify anywhere.
+    """
+    if not dims.window_layers:
+        return 0, 0
+    tail = dims.window - 1
+    on_grid = -(-prefill_rows // BLOCK_ROWS) + -(-tail // BLOCK_ROWS)
+    anywhere = -(-(tail + max_verify - 1) // BLOCK_ROWS) + 1
+    return max(on_grid, anywhere), tail
+
+
 class RingTable(Sequence[int]):
     """A slot's block table, endless: entry b is where logical block b lies while it is resident."""
 
@@ -64,9 +77,8 @@ class RingPool:
         self.planes = dims.window_layers
         self.kv_heads = dims.kv_heads
         self.window = dims.window
-        self.tail_rows = max(0, dims.window - 1) if self.planes else 0
-        """Rows before a position that the next row sees."""
-        self.blocks_each = self._blocks(prefill_rows, max_verify) if self.planes else 0
+        self.blocks_each, self.tail_rows = ring_rows(dims, prefill_rows=prefill_rows, max_verify=max_verify)
+        """Blocks of a ring, and rows before a position that the next row sees."""
         self.num_slots = num_slots
         shape = (self.planes, num_slots * self.blocks_each, dims.kv_heads, BLOCK_ROWS, dims.head_dim)
         self.k = torch.zeros(shape, dtype=dtype, device=device)
@@ -77,12 +89,6 @@ class RingPool:
         self._end = [0] * num_slots
         self.tail_size = 2 * self.tail_rows * self.planes * dims.kv_heads * dims.head_dim
         """Elements of one tail."""
-
-    def _blocks(self, prefill_rows: int, max_verify: int) -> int:
-        """The window and the widest launch. A prefill starts on the grid, a verify anywhere."""
-        on_grid = -(-prefill_rows // BLOCK_ROWS) + -(-self.tail_rows // BLOCK_ROWS)
-        anywhere = -(-(self.tail_rows + max_verify - 1) // BLOCK_ROWS) + 1
-        return max(on_grid, anywhere)
 
     @property
     def tail_bytes(self) -> int:

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.gpu_worker.engine.cache.kv_pool import KVPool
+from services.gpu_worker.engine.cache.ring_pool import RingPool
 from services.gpu_worker.engine.cache.state_pool import StatePool
-from services.gpu_worker.engine.config import EngineConfig
+from services.gpu_worker.engine.config import FULL, SLIDING, EngineConfig
 from services.gpu_worker.engine.memory import _state_bytes, fitted, plan
 from services.gpu_worker.engine.models.random import TINY
 from services.gpu_worker.engine.placement import CPU, Placement
@@ -41,6 +42,15 @@ def test_states_are_counted_as_the_pool_lays_them_out() -> None:
     pool = StatePool(TINY, 3, 2, 4, CARD)
     tensors = (pool.state, pool.windows, pool.store, pool._snapshot_state, pool._snapshot_windows)
     assert _state_bytes(TINY, CARD, CONFIG) == sum(one.numel() * one.element_size() for one in tensors)
+
+
+def test_rings_are_counted_as_their_pool_lays_them_out() -> None:
+    dims = replace(TINY, layer_types=(SLIDING, FULL, SLIDING), window=100)
+    pool = RingPool(dims, 3, 2, prefill_rows=CONFIG.prefill_chunk, max_verify=4, dtype=CARD.dtype)
+    made = plan(dims, CARD, CONFIG, free=8 * GIB, total=80 * GIB, weights=GIB)
+    assert made.parts["rings"] == 3 * pool.ring_bytes + 2 * pool.tail_bytes > 0
+    all_slide = replace(dims, layer_types=(SLIDING,), has_mtp=False)
+    assert plan(all_slide, CARD, CONFIG, free=8 * GIB, total=80 * GIB, weights=GIB).num_blocks == 3 * 16
 
 
 def test_what_does_not_fit_is_said_with_the_figures() -> None:

@@ -267,3 +267,21 @@ def test_a_window_that_no_sequence_fills_costs_no_more_than_the_context() -> Non
             assert outcome.cached_tokens == cached
             streams.append(said(outcome))
     assert streams == streams[:1] * 4
+
+
+def test_a_model_whose_layers_all_slide_has_entries_without_rows() -> None:
+    """No full layer, so the tree's blocks hold nothing: the tail is all that a hit needs, here and in the host tier."""
+    with tempfile.TemporaryDirectory() as folder:
+        model = load_model(write_random_dense(Path(folder), dense_hf_config("mistral"), seed=7))
+    one = build(model=model, host_tier_bytes=PLENTY)
+    first = run_one(one, turn("first"))
+    assert [(captured.kv_bytes, captured.state_bytes) for captured in first.captured] == [
+        (0, one.state_bytes)
+    ]
+    for spilled in (False, True):
+        if spilled:
+            assert one.spill([entry.key for entry in one._cache.tree.entries()])
+        again = run_one(one, turn(f"again {spilled}"))
+        assert (said(again), again.cached_tokens) == (said(first), 448)
+    assert one.stats().mismatches == 0
+    baseline(one)
