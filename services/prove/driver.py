@@ -91,6 +91,11 @@ class WatchedEngine(Engine):
         """The prefix tree's nodes from the root to the one at `key`."""
         return self._cache.tree.path(key)
 
+    def forget_turns(self) -> None:
+        """Drop what waits for the next turns of those who opted in (`reuse = "decode"`)."""
+        for decoded in self._cache.decoded.parked:
+            self._cache.decoded.drop(decoded)
+
     def _retire(self) -> None:
         for stream in self._active:
             if not self.watching:

@@ -78,11 +78,6 @@ class TurnsEngine(WatchedEngine):
         for decoded in self._cache.decoded.parked:
             self._cache.decoded.spill(decoded)
 
-    def forget_turns(self) -> None:
-        """Drop it."""
-        for decoded in self._cache.decoded.parked:
-            self._cache.decoded.drop(decoded)
-
 
 def family(everything: bool, seed: int) -> list[Trial]:
     """See `families.Family`. Nothing is drawn, so the seed says nothing."""
