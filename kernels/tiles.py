@@ -22,11 +22,8 @@ UNIT_COLUMNS: Final = 64
 RUNS: Final = 132
 """Card: programs that a decode product wants, one a multiprocessor of an H200. A constant, not read off the device."""
 
-MOST_SLICES: Final = 8
-"""Card: slices of K at most; their float32 parts are written and read again."""
-
-SLICE_UNITS: Final = 8
-"""Card: units of a slice at least, so that small weights do not spend their time adding parts."""
+LEAST_RUN: Final = 8
+"""Card: units of a run at least, so that small weights do not spend their time adding parts."""
 
 PICK_SPLIT: Final = 4096
 """Card: vocabulary ids of one program of a pick; the sum behind a log probability is added split by split."""
@@ -44,8 +41,7 @@ def tile_table() -> dict[str, int]:
         "unit_rows": UNIT_ROWS,
         "unit_columns": UNIT_COLUMNS,
         "runs": RUNS,
-        "most_slices": MOST_SLICES,
-        "slice_units": SLICE_UNITS,
+        "least_run": LEAST_RUN,
         "pick_split": PICK_SPLIT,
         "adapter_slice": ADAPTER_SLICE,
     }

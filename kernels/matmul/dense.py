@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.matmul.sliced import store_tile
+from kernels.matmul.stream import store_tile
 
 
 @triton.jit(do_not_specialize=["rows"])

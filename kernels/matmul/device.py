@@ -1,6 +1,6 @@
-"""Row-exact products on the card: weights in 16 KiB units, a fixed number of K slices a weight.
+"""Row-exact products on the card: weights in 16 KiB units, cut into fixed runs.
 
-Decode and verify rows run through `sliced_kernel`, prefill rows through `dense_kernel`; which of the two is the caller's
+Decode and verify rows run through `stream_kernel`, prefill rows through `dense_kernel`; which of the two is the caller's
 word. The row count picks a tile, never the order in which a row's products are added.
 """
 
@@ -17,7 +17,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from kernels.launch import OVERLAP
 from kernels.matmul.dense import dense_kernel
 from kernels.matmul.packed import Packed, Recipe
-from kernels.matmul.sliced import sliced_kernel
+from kernels.matmul.stream import stream_kernel
 from kernels.matmul.tiles import Cut, RowTile, cut, row_tile
 from kernels.tiles import RUNS, UNIT_COLUMNS, UNIT_ROWS
 
@@ -29,9 +29,9 @@ PREFILL_ROWS: Final = 128
 
 _PADDED_ROWS: Final = 64
 _FLOAT8: Final = torch.float8_e4m3fn
-_MOST_PARTS: Final = RUNS * 3 // 2
-"""Sliced tiles of UNIT_ROWS columns at most, over all slices: `cut` rounds RUNS / tiles up at worst from 1.5 to 2."""
-_MOST_TILES: Final = RUNS * MOST_ROWS // 16
+_MOST_RUNS: Final = RUNS * 9 // 8
+"""`cut` gives a tenth more runs than RUNS at most."""
+_MOST_ARRIVALS: Final = 65_536
 
 
 def pack(weight: Tensor, recipe: Recipe, *, pairs: bool = False) -> Packed:
@@ -60,12 +60,12 @@ def _units(weight: Tensor) -> Tensor:
     """[N, K] -> [N / UNIT_ROWS, K / UNIT_COLUMNS, UNIT_ROWS, UNIT_COLUMNS], padded with zeros."""
     n, k = weight.shape
     at = cut(n, k)
-    height, length = at.unit_rows * UNIT_ROWS, at.steps * UNIT_COLUMNS
+    height, length = at.tiles * UNIT_ROWS, at.steps * UNIT_COLUMNS
     if (n, k) != (height, length):
         whole = weight.new_zeros(height, length)
         whole[:n, :k] = weight
         weight = whole
-    return weight.view(at.unit_rows, UNIT_ROWS, at.steps, UNIT_COLUMNS).transpose(1, 2).contiguous()
+    return weight.view(at.tiles, UNIT_ROWS, at.steps, UNIT_COLUMNS).transpose(1, 2).contiguous()
 
 
 def linear(
@@ -102,7 +102,7 @@ def _product(x: Tensor, packed: Packed, prefill: bool, out_dtype: torch.dtype) -
         at = cut(packed.out_features, packed.in_features)
         for first in range(0, x.shape[0], MOST_ROWS):
             some = x[first : first + MOST_ROWS]
-            _sliced(
+            _stream(
                 some,
                 packed,
                 out[first : first + MOST_ROWS],
@@ -112,11 +112,12 @@ def _product(x: Tensor, packed: Packed, prefill: bool, out_dtype: torch.dtype) -
     return out
 
 
-def _sliced(x: Tensor, packed: Packed, out: Tensor, tile: RowTile, at: Cut) -> None:
-    tiles = -(-at.unit_rows // tile.wide)
+def _stream(x: Tensor, packed: Packed, out: Tensor, tile: RowTile, at: Cut) -> None:
     blocks = -(-x.shape[0] // tile.rows)
+    if at.runs > _MOST_RUNS or blocks * at.tiles > _MOST_ARRIVALS:
+        raise ValueError(f"{blocks} row blocks of {at} are more than the workspace holds")
     parts, arrivals = _workspace(x.device)
-    sliced_kernel[(blocks, tiles * at.slices)](
+    stream_kernel[(blocks, at.runs)](
         x,
         packed.weight,
         out,
@@ -129,14 +130,13 @@ def _sliced(x: Tensor, packed: Packed, out: Tensor, tile: RowTile, at: Cut) -> N
         UNIT_ROWS=UNIT_ROWS,
         UNIT_COLUMNS=UNIT_COLUMNS,
         STEPS=at.steps,
-        TILES=tiles,
-        SLICES=at.slices,
+        TILES=at.tiles,
+        EACH=at.each,
+        RUNS=at.runs,
         BLOCK_M=tile.rows,
-        WIDE=tile.wide,
         DEEP=tile.deep,
         STAGES=tile.stages,
         SWAP=tile.swap,
-        EARLY=tile.early if OVERLAP else 0,
         PAIRS=packed.pairs,
         SCALED=packed.scale is not None,
         OVERLAP=OVERLAP,
@@ -178,8 +178,8 @@ def _workspace(device: torch.device) -> tuple[Tensor, Tensor]:
 
     Allocated once and kept, so that a CUDA graph may hold its address; the first product must come before a capture.
     """
-    parts = torch.empty(MOST_ROWS * _MOST_PARTS * UNIT_ROWS, dtype=torch.float32, device=device)
-    return parts, torch.zeros(_MOST_TILES, dtype=torch.int32, device=device)
+    parts = torch.empty(2 * _MOST_RUNS * MOST_ROWS * UNIT_ROWS, dtype=torch.float32, device=device)
+    return parts, torch.zeros(_MOST_ARRIVALS, dtype=torch.int32, device=device)
 
 
 def _cublas(x: Tensor, packed: Packed) -> Tensor:

@@ -1,7 +1,7 @@
 """The fixed cut of the card's decode products, and the tiles that its row counts take.
 
-The cut (how many slices of K a weight has) decides bits and is a function of (N, K) alone. The row tile does not: any of
-them gives a row the same bits (`kernels.gate` checks it on the card), so it is chosen by the row count for speed.
+The cut of a weight's units into runs decides bits and is a function of (N, K) alone. The row tile does not: any of them
+gives a row the same bits (`kernels.gate` checks it on the card), so it is chosen by the row count for speed.
 """
 
 from __future__ import annotations
@@ -9,26 +9,34 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from kernels.tiles import MOST_SLICES, RUNS, SLICE_UNITS, UNIT_COLUMNS, UNIT_ROWS
+from kernels.tiles import LEAST_RUN, RUNS, UNIT_COLUMNS, UNIT_ROWS
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A weight in units of [UNIT_ROWS, UNIT_COLUMNS]."""
+    """A weight in units of [UNIT_ROWS, UNIT_COLUMNS], numbered column tile by column tile."""
 
-    unit_rows: int
-    """Units down N."""
+    tiles: int
+    """Column tiles."""
     steps: int
-    """Units along K, padded to an even number."""
-    slices: int
-    """Slices of K that are added in ascending order."""
+    """Units of a column tile, padded to an even number."""
+    each: int
+    """Units of a run, an even number."""
+    runs: int
 
 
 def cut(n: int, k: int) -> Cut:
-    """The cut of an [n, k] weight: enough slices that a narrow one keeps every multiprocessor reading."""
-    unit_rows, steps = -(-n // UNIT_ROWS), -(-k // (2 * UNIT_COLUMNS)) * 2
-    slices = max(1, min(MOST_SLICES, round(RUNS / unit_rows), steps // SLICE_UNITS))
-    return Cut(unit_rows, steps, slices)
+    """The cut of an [n, k] weight: `RUNS` equal runs, or a few more or less where runs then end with column tiles.
+
+    A shared tile costs its parts' way through memory and a wait at the end, so a tenth of imbalance is the better deal.
+    """
+    tiles, steps = -(-n // UNIT_ROWS), -(-k // (2 * UNIT_COLUMNS)) * 2
+    units = tiles * steps
+    each = max(LEAST_RUN, -(-units // (2 * RUNS)) * 2)
+    whole = max(1, round(each / steps)) * steps
+    if abs(whole - each) * 10 <= each:
+        each = whole
+    return Cut(tiles, steps, each, -(-units // each))
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,31 +45,27 @@ class RowTile:
 
     rows: int
     """Rows of x in a tile."""
-    wide: int
-    """Units down N."""
     deep: int
     """Units along K in a step."""
     stages: int
     warps: int
     swap: bool
     """The weight is the left operand: the instruction's 64 rows are the weight's, and x may have 16."""
-    early: int
-    """Units asked for before the wait for x."""
 
 
 _TILES: Final = (
-    RowTile(16, 1, 1, 5, 4, True, 6),
-    RowTile(32, 1, 1, 5, 4, True, 6),
-    RowTile(64, 1, 2, 4, 8, False, 6),
-    RowTile(128, 1, 1, 4, 8, False, 4),
+    RowTile(16, 1, 5, 4, True),
+    RowTile(32, 2, 4, 4, True),
+    RowTile(64, 2, 4, 8, False),
+    RowTile(128, 1, 4, 8, False),
 )
 
 
 _FLOAT8_TILES: Final = (
-    RowTile(16, 1, 2, 5, 4, True, 6),
-    RowTile(32, 1, 2, 5, 4, True, 6),
-    RowTile(64, 1, 2, 4, 8, True, 6),
-    RowTile(128, 1, 2, 3, 8, True, 4),
+    RowTile(16, 2, 5, 4, True),
+    RowTile(32, 2, 5, 4, True),
+    RowTile(64, 2, 4, 8, True),
+    RowTile(128, 2, 3, 8, True),
 )
 """Always swapped: the left operand may come from registers, where a float8 weight is widened."""
 

@@ -10,7 +10,6 @@ pytest.importorskip("triton")
 from kernels.matmul import device, tiles
 from kernels.matmul.packed import Packed
 from kernels.testing import assert_equal_bits
-from kernels.tiles import UNIT_ROWS
 
 SHAPES = [(128, 64), (136, 72), (256, 1200), (40, 520), (264, 136)]
 """(N, K): one unit; ragged both ways; a column tile shared by several programs; more K than N."""
@@ -77,35 +76,33 @@ def test_misuse_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("n", "k", "slices"),
+    ("n", "k", "each"),
     [
-        (34816, 5120, 1),
-        (5120, 17408, 3),
-        (16480, 5120, 1),
-        (5120, 6144, 3),
-        (14336, 5120, 1),
-        (248320, 5120, 1),
-        (2048, 4096, 8),
-        (8, 8, 1),
+        (34816, 5120, 160),
+        (5120, 17408, 84),
+        (16480, 5120, 80),
+        (5120, 6144, 30),
+        (14336, 5120, 68),
+        (248320, 5120, 1200),
+        (8, 8, 8),
     ],
 )
-def test_the_cut_is_a_function_of_the_shape(n: int, k: int, slices: int) -> None:
+def test_the_cut_is_a_function_of_the_shape(n: int, k: int, each: int) -> None:
     at = tiles.cut(n, k)
-    assert at.slices == slices
-    assert at.unit_rows * UNIT_ROWS >= n > (at.unit_rows - 1) * UNIT_ROWS
-    assert at.steps % 2 == 0
-    assert at.slices == 1 or at.unit_rows * at.slices <= device._MOST_PARTS
+    assert at.each == each
+    assert at.each % 2 == at.steps % 2 == 0
+    assert (at.runs - 1) * at.each < at.tiles * at.steps <= at.runs * at.each
+    assert at.runs <= device._MOST_RUNS
 
 
 @pytest.mark.parametrize("swap", [False, True])
-@pytest.mark.parametrize("wide", [1, 2])
 @pytest.mark.parametrize("deep", [1, 2])
-def test_every_row_tile_computes_the_same(nan_filled_empty: None, swap: bool, wide: int, deep: int) -> None:
+def test_every_row_tile_computes_the_same(nan_filled_empty: None, swap: bool, deep: int) -> None:
     x, weight = _draw(19, 264, 1200)
     packed, at = device.pack(weight, "card"), tiles.cut(264, 1200)
-    assert at.slices > 1
+    assert at.runs > at.tiles
     out = torch.empty(19, 264)
-    device._sliced(x, packed, out, tiles.RowTile(16, wide, deep, 2, 4, swap, 0), at)
+    device._stream(x, packed, out, tiles.RowTile(16, deep, 2, 4, swap), at)
     torch.testing.assert_close(out.double(), x.double() @ weight.double().T, rtol=1e-4, atol=1e-4)
 
 

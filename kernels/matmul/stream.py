@@ -1,0 +1,118 @@
+"""The decode product: every program streams one run of weight units through a tile of rows.
+
+Units are numbered column tile by column tile, K ascending, and cut into equal runs, a function of (N, K) alone. A column
+tile that several runs share is finished by whichever program arrives last: it adds the stored parts in ascending order, so
+the bits do not tell who that was. Rows per tile, units per step and which operand is turned change nothing either (each
+output is one ascending chain of K on the tensor cores; `kernels.gate` compares them), so they follow speed.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+
+@triton.jit
+def silu_times(gate, up):
+    """silu(gate) * up in float32; exp overflows to inf below -88, which gives the right 0."""
+    return gate / (1.0 + tl.exp(-gate)) * up
+
+
+@triton.jit
+def store_tile(acc, out, scale, first, row, rows, N: tl.constexpr, PAIRS: tl.constexpr, SCALED: tl.constexpr):
+    """Finish a float32 tile [rows, columns from `first` on]: channel scales, the pair's activation, one rounding."""
+    WIDTH: tl.constexpr = acc.shape[1]
+    column = first + tl.arange(0, WIDTH)
+    if SCALED:
+        acc *= tl.load(scale + column, mask=column < N, other=0.0)[None, :]
+    if PAIRS:
+        gate, up = tl.split(tl.reshape(acc, (acc.shape[0], WIDTH // 2, 2)))
+        acc = silu_times(gate, up)
+        column = first // 2 + tl.arange(0, WIDTH // 2)
+    OUT: tl.constexpr = N // 2 if PAIRS else N
+    at = row.to(tl.int64)[:, None] * OUT + column[None, :]
+    tl.store(out + at, acc.to(out.dtype.element_ty), mask=(row < rows)[:, None] & (column < OUT)[None, :])
+
+
+@triton.jit
+def finish_tile(
+    acc, out, scale, parts, arrivals, tile, run, block, row, rows,
+    N: tl.constexpr, STEPS: tl.constexpr, EACH: tl.constexpr, TILES: tl.constexpr, RUNS: tl.constexpr,
+    PAIRS: tl.constexpr, SCALED: tl.constexpr,
+):  # fmt: skip
+    """Store the tile if this run has all of its K; else leave a part, and the last to arrive adds them in order.
+
+    A run shares at most two tiles: the one it starts in and the one it ends in. Its part of a tile that began before it
+    lies in slot 2 * run, of one that begins with it in slot 2 * run + 1.
+    """
+    ROWS: tl.constexpr = acc.shape[0]
+    WIDTH: tl.constexpr = acc.shape[1]
+    head, tail = tile * STEPS // EACH, (tile * STEPS + STEPS - 1) // EACH
+    if head == tail:
+        store_tile(acc, out, scale, tile * WIDTH, row, rows, N, PAIRS, SCALED)
+    else:
+        live = (row < rows)[:, None]
+        within = tl.arange(0, ROWS)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
+        parts += block.to(tl.int64) * (2 * RUNS * ROWS * WIDTH)
+        tl.store(parts + (2 * run + (run == head)) * (ROWS * WIDTH) + within, acc, mask=live)
+        tl.debug_barrier()
+        arrivals += block * TILES + tile
+        if tl.atomic_add(arrivals, 1, sem="acq_rel") == tail - head:
+            # Past the L1, which may hold the lines of an earlier product.
+            total = tl.load(
+                parts + (2 * head + 1) * (ROWS * WIDTH) + within, mask=live, other=0.0, cache_modifier=".cg"
+            )
+            for other in tl.range(head + 1, tail + 1, num_stages=1):
+                part = parts + 2 * other * (ROWS * WIDTH) + within
+                total += tl.load(part, mask=live, other=0.0, cache_modifier=".cg")
+            store_tile(total, out, scale, tile * WIDTH, row, rows, N, PAIRS, SCALED)
+            tl.store(arrivals, 0)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def stream_kernel(
+    x, weight, out, scale, parts, arrivals, rows,
+    N: tl.constexpr, K: tl.constexpr, UNIT_ROWS: tl.constexpr, UNIT_COLUMNS: tl.constexpr, STEPS: tl.constexpr,
+    TILES: tl.constexpr, EACH: tl.constexpr, RUNS: tl.constexpr, BLOCK_M: tl.constexpr, DEEP: tl.constexpr,
+    STAGES: tl.constexpr, SWAP: tl.constexpr, PAIRS: tl.constexpr, SCALED: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """out[rows, N] = x[rows, K] @ weight.T for one row block and one run of EACH units. Grid (row blocks, RUNS).
+
+    weight [TILES, STEPS, UNIT_ROWS, UNIT_COLUMNS], zero-padded; STEPS and EACH are even. parts float32 [row blocks,
+    2 * RUNS, tile]; arrivals int32 [row blocks, TILES], zero before and after. A step takes DEEP units along K. SWAP: the
+    weight is the instruction's left operand, so that a tile may have 16 rows of x.
+    """
+    UNIT: tl.constexpr = UNIT_ROWS * UNIT_COLUMNS
+    LENGTH: tl.constexpr = DEEP * UNIT_COLUMNS
+    block, run = tl.program_id(0), tl.program_id(1)
+    first = run * EACH
+    last = tl.minimum(first + EACH, TILES * STEPS)
+    inner = tl.arange(0, LENGTH)
+    lane = tl.arange(0, UNIT_ROWS)[:, None] * UNIT_COLUMNS
+    unit_at = weight + (lane + ((inner // UNIT_COLUMNS) * UNIT + inner % UNIT_COLUMNS)[None, :])
+    row = block * BLOCK_M + tl.arange(0, BLOCK_M)
+    rows_at = x + row.to(tl.int64)[:, None] * K + inner[None, :]
+    live = (row < rows)[:, None]
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
+    for tile in tl.range(first // STEPS, (last - 1) // STEPS + 1, num_stages=1):
+        base = tile * STEPS
+        start, stop = tl.maximum(first - base, 0) // DEEP, tl.minimum(last - base, STEPS) // DEEP
+        acc = tl.zeros((UNIT_ROWS, BLOCK_M) if SWAP else (BLOCK_M, UNIT_ROWS), tl.float32)
+        for step in tl.range(start, stop, num_stages=STAGES):
+            unit = tl.load(unit_at + (base + step * DEEP).to(tl.int64) * UNIT).to(x.dtype.element_ty)
+            mask = live if K == STEPS * UNIT_COLUMNS else live & (step * LENGTH + inner < K)[None, :]
+            taken = tl.load(rows_at + step * LENGTH, mask=mask, other=0.0)
+            acc = tl.dot(unit, tl.trans(taken), acc) if SWAP else tl.dot(taken, tl.trans(unit), acc)
+        if SWAP:
+            finish_tile(
+                tl.trans(acc), out, scale, parts, arrivals, tile, run, block, row, rows,
+                N, STEPS, EACH, TILES, RUNS, PAIRS, SCALED,
+            )  # fmt: skip
+        else:
+            finish_tile(
+                acc, out, scale, parts, arrivals, tile, run, block, row, rows,
+                N, STEPS, EACH, TILES, RUNS, PAIRS, SCALED,
+            )  # fmt: skip
