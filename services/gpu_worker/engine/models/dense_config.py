@@ -17,6 +17,23 @@ GEMMA3: Final = "gemma3_text"
 
 _GELU: Final = "gelu_pytorch_tanh"
 
+_DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
+    GEMMA3: {
+        "vocab_size": 262_208,
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 26,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "max_position_embeddings": 131_072,
+        "query_pre_attn_scalar": 256,
+        "sliding_window": 4096,
+    },
+    MISTRAL: {"sliding_window": 4096},
+}
+"""What public folders leave out of their config, since transformers 5.24 has it as a default."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DenseTraits:
@@ -45,8 +62,8 @@ class DenseTraits:
 def read_dense(config: Mapping[str, Any]) -> tuple[ModelDims, DenseTraits]:
     """Parse a `config.json` (a nested `text_config` is followed). Raises `EngineFault` naming the field that is missing
     or outside what this engine computes."""
-    text = config.get("text_config", config)
     kind = GEMMA3 if str(config.get("model_type")).startswith("gemma3") else str(config.get("model_type"))
+    text = {**_DEFAULTS.get(kind, {}), **config.get("text_config", config)}
     gemma = kind == GEMMA3
     hidden, heads = _need(text, "hidden_size"), _need(text, "num_attention_heads")
     head_dim = _optional(text, "head_dim") or hidden // heads
@@ -76,7 +93,7 @@ def read_dense(config: Mapping[str, Any]) -> tuple[ModelDims, DenseTraits]:
         zero_centred=gemma,
         sandwich=gemma,
         gelu=gemma,
-        query_scale=float(text.get("query_pre_attn_scalar", head_dim) if gemma else head_dim) ** -0.5,
+        query_scale=float(text["query_pre_attn_scalar"] if gemma else head_dim) ** -0.5,
         embedding_scale=float(hidden) ** 0.5 if gemma else 1.0,
         logit_cap=text.get("final_logit_softcapping") if gemma else None,
         scaling=RopeScaling.from_hf(full),

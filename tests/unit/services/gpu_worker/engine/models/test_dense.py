@@ -15,6 +15,7 @@ from services.gpu_worker.engine.config import FULL, SLIDING
 from services.gpu_worker.engine.models.dense_config import read_dense
 from services.gpu_worker.engine.models.loader import load_model
 from services.gpu_worker.engine.models.random_dense import WINDOW, dense_hf_config, write_random_dense
+from services.gpu_worker.engine.models.rope import RopeScaling
 from shared.errors import EngineFault
 from tests.unit.services.gpu_worker.engine.rig import Rig, table_of, tokens
 
@@ -102,6 +103,35 @@ def test_older_spellings_of_a_gemma_are_read() -> None:
     assert read_dense(old) == read_dense(now)
     nested = {"model_type": "gemma3", "text_config": old}
     assert read_dense(nested) == read_dense(now)
+
+
+def test_what_public_folders_leave_out_is_what_transformers_takes() -> None:
+    """The text part of a vision-language gemma says little more than its sizes."""
+    short = {
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024,
+    }
+    theirs = transformers.Gemma3TextConfig(**short)
+    dims, traits = read_dense({"model_type": "gemma3", "text_config": short})
+    assert (dims.vocab, dims.heads, dims.kv_heads, dims.head_dim) == (262_208, 8, 4, 256)
+    assert (dims.vocab, dims.heads, dims.kv_heads, dims.head_dim) == (
+        theirs.vocab_size,
+        theirs.num_attention_heads,
+        theirs.num_key_value_heads,
+        theirs.head_dim,
+    )
+    assert list(dims.layer_types) == theirs.layer_types
+    assert (dims.window, dims.max_positions) == (theirs.sliding_window, theirs.max_position_embeddings)
+    assert dims.tie_embeddings == theirs.tie_word_embeddings
+    assert traits.query_scale == theirs.query_pre_attn_scalar**-0.5
+    assert dims.rope_theta == theirs.rope_parameters["full_attention"]["rope_theta"]
+    assert traits.scaling.factor == theirs.rope_parameters["full_attention"]["factor"]
+    assert traits.local_theta == theirs.rope_parameters["sliding_attention"]["rope_theta"]
+    assert traits.local_scaling == RopeScaling()
 
 
 def test_prefixed_checkpoints_are_the_same_model(tmp_path: Path) -> None:
