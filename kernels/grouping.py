@@ -16,8 +16,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.launch import OVERLAP
 
-_CHUNK: Final = 512
-"""Items that a program looks at in one step."""
+_CHUNKS: Final = (128, 512, 2048)
+"""Items that a program may look at in one step. Integers leave no trace of the steps that they were added in."""
 
 PDL: Final[dict[str, Any]] = {"OVERLAP": OVERLAP, **({"launch_pdl": True} if OVERLAP else {})}
 """Options of a kernel that starts while the one before it ends."""
@@ -47,9 +47,10 @@ def group(ids: Tensor, groups: int, rows: int) -> Groups:
     order = torch.empty(items, dtype=torch.int32, device=ids.device)
     tiles = torch.empty(3, most_tiles(items, groups, rows), dtype=torch.int32, device=ids.device)
     count = torch.empty(1, dtype=torch.int32, device=ids.device)
+    chunk = next((size for size in _CHUNKS if size >= items), _CHUNKS[-1])
     _place[(groups,)](
         ids, order, tiles[0], tiles[1], tiles[2], count, items, GROUPS=groups,
-        BINS=triton.next_power_of_2(groups + 1), CHUNK=_CHUNK, ROWS=rows, num_warps=4, **PDL,
+        BINS=triton.next_power_of_2(groups + 1), CHUNK=chunk, ROWS=rows, num_warps=chunk // 256 or 1, **PDL,
     )  # fmt: skip
     return Groups(order, tiles[0], tiles[1], tiles[2], count)
 

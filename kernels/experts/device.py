@@ -36,7 +36,7 @@ class Tile:
     warps: int
 
 
-UP: Final = {False: Tile(16, 64, 128, 4, 4), True: Tile(64, 128, 64, 4, 8)}
+UP: Final = {False: Tile(16, 64, 128, 4, 4), True: Tile(64, 256, 64, 4, 8)}
 DOWN: Final = {False: Tile(16, 64, 128, 4, 4), True: Tile(64, 128, 64, 4, 8)}
 """By phase (prefill or not); the two share the row count, since one list of tiles serves both products."""
 

@@ -73,7 +73,8 @@ def run(checks: Sequence[tuple[str, Check]], told: Callable[[Ledger], None]) -> 
         try:
             check(ledger)
         except Exception as error:  # noqa: BLE001 - a kernel that does not compile must not hide what the others do
-            ledger.broken, ledger.first = True, f"{type(error).__name__}: {error}"[:400]
+            ledger.broken = True
+            ledger.first = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         ledger.seconds = perf_counter() - started
         ledgers.append(ledger)
         told(ledger)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -19,19 +20,13 @@ _SLICE = 32_768
 
 def checks(place: Place) -> Iterator[tuple[str, Check]]:
     """Products of every shape and regime, then what stands between them."""
-    for name, n, k in place.sizes.weights:
-        yield f"matmul {name} {n}x{k}", partial(_product, place, n, k, recipe="card", prefill=False)
-    n, k = 2 * place.sizes.ffn, place.sizes.hidden
-    yield f"matmul swiglu {n}x{k}", partial(_swiglu, place, n, k, prefill=False)
-    _, n_prefill, k_prefill = place.sizes.weights[-2]
-    yield (
-        f"matmul prefill {n_prefill}x{k_prefill}",
-        partial(_product, place, n_prefill, k_prefill, recipe="card", prefill=True),
-    )
-    yield f"matmul prefill swiglu {n}x{k}", partial(_swiglu, place, n, k, prefill=True)
-    if place.sizes.float8:
-        _, n8, k8 = place.sizes.weights[0]
-        yield f"matmul float8 {n8}x{k8}", partial(_product, place, n8, k8, recipe="card-fp8", prefill=False)
+    recipes: tuple[matmul.Recipe, ...] = ("card", "card-fp8") if place.sizes.float8 else ("card",)
+    for recipe, prefill in product(recipes, (False, True)):
+        kind = f"matmul{' float8' if recipe != 'card' else ''}{' prefill' if prefill else ''}"
+        for name, n, k in place.sizes.weights:
+            if not (prefill and n == place.sizes.vocab):  # a head is only ever asked for a few rows
+                yield f"{kind} {name}", partial(_product, place, n, k, recipe=recipe, prefill=prefill)
+        yield f"{kind} swiglu", partial(_swiglu, place, recipe=recipe, prefill=prefill)
     yield "rms_norm", partial(_rms_norm, place)
     yield "add_rms_norm", partial(_add_rms_norm, place)
     yield "gated_norm", partial(_gated_norm, place)
@@ -56,7 +51,7 @@ def rows_alone(
 
 
 def _counts(place: Place, *, prefill: bool) -> tuple[int, ...]:
-    return place.sizes.prefill_counts if prefill else place.sizes.counts
+    return place.sizes.prefill_counts if prefill else place.sizes.product_counts
 
 
 def _rows(place: Place, *, prefill: bool) -> int:
@@ -70,17 +65,18 @@ def _product(place: Place, n: int, k: int, ledger: Ledger, *, recipe: matmul.Rec
     packed = matmul.pack(weight, recipe)
     run = partial(matmul.linear, packed=packed, prefill=prefill, out_dtype=torch.float32 if wide else None)
     whole = rows_alone(ledger, run, [x], _counts(place, prefill=prefill))
-    exact = _exact_product(x[:64], _rounded(weight) if recipe == "card-fp8" else weight.double())
+    exact = _exact_product(x[:64], _exact_weight(weight, recipe))
     ledger.close(whole[:64], exact, place.limit(single=1e-5) if not wide else 1e-5)
 
 
-def _swiglu(place: Place, n: int, k: int, ledger: Ledger, *, prefill: bool) -> None:
+def _swiglu(place: Place, ledger: Ledger, *, recipe: matmul.Recipe, prefill: bool) -> None:
+    n, k = 2 * place.sizes.ffn, place.sizes.hidden
     weight = place.normal(n, k, seed=n + k, scale=k**-0.5)
     x = place.normal(_rows(place, prefill=prefill), k, seed=n)
-    packed = matmul.pack(weight, "card", pairs=True)
+    packed = matmul.pack(weight, recipe, pairs=True)
     run = partial(matmul.linear_swiglu, packed=packed, prefill=prefill)
     whole = rows_alone(ledger, run, [x], _counts(place, prefill=prefill))
-    gate, up = _exact_product(x[:64], weight.double()).chunk(2, dim=1)
+    gate, up = _exact_product(x[:64], _exact_weight(weight, recipe)).chunk(2, dim=1)
     ledger.close(whole[:64], torch.nn.functional.silu(gate) * up, place.limit())
 
 
@@ -88,8 +84,10 @@ def _exact_product(x: Tensor, weight: Tensor) -> Tensor:
     return torch.cat([x.double() @ part.T for part in weight.split(_SLICE)], dim=1)
 
 
-def _rounded(weight: Tensor) -> Tensor:
-    """The float8 weight as its definition rounds it, float64."""
+def _exact_weight(weight: Tensor, recipe: matmul.Recipe) -> Tensor:
+    """The weight in float64, a float8 one as its definition rounds it."""
+    if recipe == "card":
+        return weight.double()
     largest = weight.abs().amax(dim=1).float()
     scale = torch.where(largest > 0, largest / torch.finfo(torch.float8_e4m3fn).max, 1.0)[:, None]
     return (weight.float() / scale).to(torch.float8_e4m3fn).double() * scale.double()

@@ -32,6 +32,7 @@ class Sizes:
     expert_ffn: int
     rank: int
     counts: tuple[int, ...]  #: rows of decode and verify
+    product_counts: tuple[int, ...]  #: the same of products, whose row tile follows the count
     prefill_counts: tuple[int, ...]
     columns: tuple[int, ...]
     edges: tuple[int, ...]  #: lengths of sequences
@@ -39,6 +40,8 @@ class Sizes:
     windows: tuple[int, ...]
     float8: bool
 
+
+_COUNTS: Final = (*range(1, 65), 65, 100, 129, 256)
 
 CARD: Final = Sizes(
     hidden=5120,
@@ -62,7 +65,8 @@ CARD: Final = Sizes(
     expert_hidden=2048,
     expert_ffn=512,
     rank=16,
-    counts=(*range(1, 65), 65, 100, 129, 256),
+    counts=_COUNTS,
+    product_counts=_COUNTS,
     prefill_counts=(1, 63, 64, 65, 127, 128, 129, 500, 1000, 2048),
     columns=tuple(range(1, 17)),
     edges=(1, 2, 16, 63, 64, 65, 127, 128, 129, 255, 256, 257, 511, 512, 513, 1025),
@@ -88,6 +92,8 @@ TINY: Final = Sizes(
     expert_ffn=24,
     rank=8,
     counts=(1, 3, 17),
+    # Tiles of one height: the interpreter's products are numpy's, which adds in another order in another height.
+    product_counts=(65, 70, 100),
     prefill_counts=(1, 65),
     columns=(1, 3),
     edges=(1, 64, 257),

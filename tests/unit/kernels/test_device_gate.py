@@ -35,12 +35,12 @@ def test_kernels_as_they_are_hold(only: str) -> None:
 
 
 def _with_tile_by_rows(real: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A product that cuts K in two from 16 rows on, as libraries do."""
+    """A product that cuts K in two from 80 rows on, as libraries do."""
 
     def linear(
         x: Tensor, packed: Packed, *, prefill: bool = False, out_dtype: torch.dtype | None = None
     ) -> Tensor:
-        if x.shape[0] < 16:
+        if x.shape[0] < 80:
             return real(x, packed, prefill=prefill, out_dtype=out_dtype)
         half = x.shape[1] // 2
         front, back = x.clone(), x.clone()
@@ -58,10 +58,10 @@ def test_a_tile_that_depends_on_the_row_count_is_caught(
     assert status == 1
     assert "FAILS" in told
     written = json.loads((tmp_path / "gate.json").read_text())
-    assert written["results"]["checks"]["matmul o 40x72"]["differences"] > 0
+    assert written["results"]["checks"]["matmul o"]["differences"] > 0
     bars = {bar["name"]: bar for bar in written["bars"]}
     assert not bars["differences"]["holds"]
-    assert bars["matmul o 40x72: error"]["value"] < bars["matmul o 40x72: error"]["limit"]
+    assert bars["matmul o: error"]["value"] < bars["matmul o: error"]["limit"]
 
 
 def test_a_kernel_that_leaks_a_neighbours_nan_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
