@@ -9,6 +9,7 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 from dataclasses import replace
 from functools import cache
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from kernels import dispatch
 from services.gpu_worker.engine.batch import PrefillChunk, VerifyRows
 from services.gpu_worker.engine.cache.kv_pool import KVPool
 from services.gpu_worker.engine.cache.state_pool import StatePool
+from services.gpu_worker.engine.card_logits import DecidedRow
 from services.gpu_worker.engine.config import FULL, LINEAR, EngineConfig
 from services.gpu_worker.engine.device_rounds import DeviceRounds
 from services.gpu_worker.engine.inputs import RoundInputs
@@ -25,7 +27,11 @@ from services.gpu_worker.engine.models.hybrid import HybridModel
 from services.gpu_worker.engine.models.loader import LoadedModel
 from services.gpu_worker.engine.models.random import TINY, drawn_model
 from services.gpu_worker.engine.placement import CPU, Placement
+from services.gpu_worker.engine.requests import SamplingParams
 from services.gpu_worker.engine.runner import ModelRunner
+from services.gpu_worker.engine.sampling import TokenPicker
+from services.gpu_worker.engine.whole import WholeRow
+from shared.errors import EngineFault
 
 DIMS = replace(TINY, vocab=2, layer_types=(LINEAR, FULL))
 """Two ids, so that a head of random weights guesses right now and then."""
@@ -132,3 +138,27 @@ def test_rounds_that_run_whole_give_the_stream_of_plain_decode(monkeypatch: pyte
     assert sum(committed) == left, "a row lies past the budget"
     assert max(committed) > 1, "no draft was ever accepted: the test shows nothing"
     assert rounds.launch((2, MOST))[0, -1] == 0
+
+
+def test_a_whole_round_is_the_verify_and_the_picks_that_the_host_would_make(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Sampled, with drafts that somebody else brought: rows, hiddens and tokens are those of the host's own path."""
+    rules = SamplingParams(seed=7, temperature=0.8)
+    bench = Bench(_card(2), monkeypatch)
+    drafts = [1, 0]
+    row = WholeRow(
+        slot=1, start=bench.length, anchor=1, block_table=TABLE, rules=rules, choice=0, given=drafts
+    )
+    (result,) = bench.runner.whole([row])
+    bench.runner.accept(1, 1)
+
+    other = Bench(_card(2), monkeypatch)
+    hidden = other.verify([1, *drafts], MOST)
+    picker = TokenPicker(rules, vocab=DIMS.vocab, prompt=PROMPT)
+    rows = other.runner.logits(hidden).numpy()
+    assert result.drafts == drafts
+    assert torch.equal(result.hidden, hidden)
+    assert result.picks == [picker.pick(row, other.length - MOST + i + 1) for i, row in enumerate(rows)]
+    with pytest.raises(EngineFault, match="gone"):
+        np.asarray(DecidedRow(3))
