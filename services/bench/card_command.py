@@ -3,7 +3,6 @@ them where little else of the project is installed."""
 
 from __future__ import annotations
 
-import gc
 import sys
 from collections.abc import Sequence
 from importlib import metadata
@@ -15,7 +14,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from services.bench import card, card_decode, card_prefill, card_restore, card_spec
+from services.bench import card, card_decode, card_peers, card_prefill, card_restore, card_spec
+from services.gpu_worker.engine.config import ModelDims
 from shared.errors import BurstlineError
 from shared.evidence import Bar, evidence, write
 
@@ -40,6 +40,7 @@ def decode(
     ] = None,
     spec: Annotated[bool, typer.Option(help="Also rounds with drafts.")] = True,
     draft_vocab: Annotated[int, typer.Option(help="Ids that drafts come from; 0 = all.")] = DRAFT_VOCAB,
+    peers: Annotated[bool, typer.Option(help="Also free cuBLAS and transformers, after ours.")] = False,
 ) -> None:
     """Plain steps and verifies by batch, and rounds with drafts, against the bytes that must move."""
     batches = tuple(batch or (1, 8, 16, 64))
@@ -57,13 +58,33 @@ def decode(
         }
         told = card_decode.bars(results["steps"])
         if spec:
-            gc.collect()
-            torch.cuda.empty_cache()
+            card_peers.release()
             results["draft_vocab"] = draft_vocab
             results["speculation"] = card_spec.run_card_spec(loaded, batches, report=_progress)
             told += card_spec.bars(results["speculation"])
+        if peers:
+            del loaded
+            told += _against_peers(shape, dims, ceilings, batches, layers, results)
     _table("round", results["steps"], ("round_ms", "graph_ms", "host_ms", "floor_ms", "over_floor"))
     _end(f"bench decode --device cuda --shape {shape}", results, told, json_file)
+
+
+def _against_peers(
+    shape: str,
+    dims: ModelDims,
+    ceilings: card.Ceilings,
+    batches: Sequence[int],
+    layers: int | None,
+    results: dict[str, Any],
+) -> list[Bar]:
+    """Adds the peers' figures; each has the card for itself."""
+    card_peers.release()
+    results["free_cublas"] = card_peers.free_steps(dims, ceilings, batches, _progress)
+    told = card_peers.free_bars(results["steps"], results["free_cublas"])
+    card_peers.release()
+    results["transformers_ms"] = round(card_peers.transformers_step_ms(shape, layers), 2)
+    ours = results["steps"]["1 x 1"]["mean_round_ms"]
+    return [*told, card_peers.transformers_bar(ours, results["transformers_ms"])]
 
 
 @app.command()
@@ -75,6 +96,7 @@ def prefill(
     length: Annotated[list[int] | None, typer.Option(help="Tokens of a prompt.")] = None,
     chunk: Annotated[int, typer.Option(help="Rows of a launch.")] = 4096,
     recipe: Annotated[str | None, typer.Option(help="Of products.")] = None,
+    peers: Annotated[bool, typer.Option(help="Also free cuBLAS, after ours.")] = False,
 ) -> None:
     """Prompts, cold and again, with and without drafts; what captures cost."""
     ceilings = _begin(device)
@@ -95,7 +117,16 @@ def prefill(
         {name: one for name, one in figures.items() if isinstance(one, dict)},
         ("cold_s", "cold_tflops", "again_s", "again_cached", "again_mtp_s", "again_mtp_cached"),
     )
-    _end(f"bench prefill --device cuda --shape {shape}", results, card_prefill.bars(figures), json_file)
+    told = card_prefill.bars(figures)
+    if peers:
+        del loaded
+        card_peers.release()
+        free = card_prefill.run_card_prefill(
+            card.model(dims, "free"), tuple(length or (8192,))[:1], chunk=chunk, report=_progress
+        )
+        results["free_cublas"] = free
+        told += card_prefill.free_bars(figures, free)
+    _end(f"bench prefill --device cuda --shape {shape}", results, told, json_file)
 
 
 @app.command()

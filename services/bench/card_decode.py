@@ -141,7 +141,7 @@ def run_card_decode(
     report: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
     """Figures by size: milliseconds a round, of the device alone, of the host's work, and the floor."""
-    decoder = Decoder(loaded, max(batches), max(columns))
+    decoder = Decoder(loaded, max(batches), max((1, *columns)))
     results: dict[str, Any] = {}
     for size in [(b, 1) for b in batches] + [(1, t) for t in columns if t > 1]:
         held = decoder.prepare(size)

@@ -29,6 +29,7 @@ COLD_LIMIT_S: Final = {8192: 0.95, 24576: 2.9}
 AGAIN_LIMIT_S: Final = 0.06
 CACHED_LEAST: Final = 8128
 CAPTURE_LIMIT: Final = 1.01
+FREE_LEAST: Final = 0.85
 REPEATS: Final = 3
 SHORT: Final = 512
 """Tokens of the prompt that is asked first, so that compilation is over before anything is timed."""
@@ -154,3 +155,17 @@ def bars(results: dict[str, Any]) -> list[Bar]:
             told.append(Bar.at_most(f"8192 {name}", again[f"{name}_s"], AGAIN_LIMIT_S, "s"))
             told.append(Bar.at_least(f"8192 {name}: cached", again[f"{name}_cached"], CACHED_LEAST, "tokens"))
     return told
+
+
+def free_bars(ours: dict[str, Any], free: dict[str, Any]) -> list[Bar]:
+    """Speed of exact cold prompts over those of the same engine on cuBLAS as it comes."""
+    return [
+        Bar.at_least(
+            f"exact over free cuBLAS, cold prompt of {length}",
+            round(figures["cold_s"] / ours[length]["cold_s"], 3),
+            FREE_LEAST,
+            "x",
+        )
+        for length, figures in free.items()
+        if isinstance(figures, dict)
+    ]
