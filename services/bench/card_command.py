@@ -14,7 +14,15 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from services.bench import card, card_decode, card_peers, card_prefill, card_restore, card_spec
+from services.bench import (
+    card,
+    card_decode,
+    card_engine,
+    card_peers,
+    card_prefill,
+    card_restore,
+    card_spec,
+)
 from services.gpu_worker.engine.config import ModelDims
 from shared.errors import BurstlineError
 from shared.evidence import Bar, evidence, write
@@ -57,6 +65,8 @@ def decode(
             "steps": card_decode.run_card_decode(loaded, ceilings, batches, (4, 8, 16), report=_progress),
         }
         told = card_decode.bars(results["steps"])
+        card_peers.release()
+        results["engine"] = card_engine.run_card_engine(loaded, batches, report=_progress)
         if spec:
             card_peers.release()
             results["draft_vocab"] = draft_vocab
