@@ -8,8 +8,10 @@ from typing import Any, Final
 from services.bench.card import blocks_for
 from services.gpu_worker.engine.config import EngineConfig
 from services.gpu_worker.engine.engine import Engine
+from services.gpu_worker.engine.events import Burst
+from services.gpu_worker.engine.limits import EngineLimits
 from services.gpu_worker.engine.models.loader import LoadedModel
-from services.gpu_worker.engine.requests import Burst, EngineLimits, GenerateRequest, SamplingParams
+from services.gpu_worker.engine.requests import GenerateRequest, SamplingParams
 from shared.clock import SYSTEM
 from shared.protocol.chain import chain
 
