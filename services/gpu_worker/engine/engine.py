@@ -15,21 +15,15 @@ from pathlib import Path
 
 from services.gpu_worker.engine.accounts import Counters, picture
 from services.gpu_worker.engine.affinity import AffinityPool
-from services.gpu_worker.engine.cache.host_memory import host_memory
-from services.gpu_worker.engine.cache.kv_pool import KVPool
-from services.gpu_worker.engine.cache.manager import CacheManager
-from services.gpu_worker.engine.cache.offload import HostTier, Pools
-from services.gpu_worker.engine.cache.prices import Prices
-from services.gpu_worker.engine.cache.ring_pool import RingPool
-from services.gpu_worker.engine.cache.slots import SlotMemory
-from services.gpu_worker.engine.cache.state_pool import StatePool
+from services.gpu_worker.engine.aside import Aside
 from services.gpu_worker.engine.cancels import Cancel, Cancels
 from services.gpu_worker.engine.config import EngineConfig
-from services.gpu_worker.engine.events import Admitted, DrafterOffReason, Event, FinishReason
+from services.gpu_worker.engine.events import Event, FinishReason
 from services.gpu_worker.engine.executor import Executor
 from services.gpu_worker.engine.faults import Faults, StreamKey
 from services.gpu_worker.engine.faulty import FaultyRunner
 from services.gpu_worker.engine.gain import gain_for
+from services.gpu_worker.engine.ground import lay_out
 from services.gpu_worker.engine.intake import check_request
 from services.gpu_worker.engine.keeper import Keeper
 from services.gpu_worker.engine.limits import EngineLimits
@@ -37,19 +31,16 @@ from services.gpu_worker.engine.line import Line
 from services.gpu_worker.engine.memory import fitted
 from services.gpu_worker.engine.models.fingerprint import numerics_fingerprint
 from services.gpu_worker.engine.models.loader import LoadedModel, load_model
+from services.gpu_worker.engine.opening import Opener
 from services.gpu_worker.engine.placement import place
-from services.gpu_worker.engine.preemption import by_age, gives_way, spare_blocks
+from services.gpu_worker.engine.preemption import spare_blocks
 from services.gpu_worker.engine.requests import GenerateRequest, Hit
-from services.gpu_worker.engine.runner import ModelRunner
 from services.gpu_worker.engine.scheduler import Room, Speculation, plan_step, speculation
-from services.gpu_worker.engine.sequence import SequenceState, layer_states, session_hash
 from services.gpu_worker.engine.sessions.factory import SessionFactory
-from services.gpu_worker.engine.sessions.mtp import SpecSession
 from services.gpu_worker.engine.sessions.outcome import Ending
 from services.gpu_worker.engine.stats import EngineStats, Evicted, Pressure
-from services.gpu_worker.engine.streams import Stream, Waiting
+from services.gpu_worker.engine.streams import Stream
 from shared.clock import SYSTEM, Clock
-from shared.errors import EngineFault
 
 SPARE_SNAPSHOTS = 2
 """Snapshots that eviction keeps free, so that the next prime can capture both its boundaries."""
@@ -73,39 +64,13 @@ class Engine:
         self.dims = loaded.dims.within(config.max_context)
         self.fingerprint = numerics_fingerprint(loaded, config)
         config, self.memory = fitted(config, self.dims, placement)
-        self.kv = KVPool(self.dims, config.num_blocks, placement)
-        self.states = StatePool(
-            self.dims, config.num_slots, config.num_snapshots, config.max_verify, placement
-        )
-        self.ring = RingPool(
-            self.dims,
-            config.num_slots,
-            config.num_snapshots,
-            prefill_rows=config.prefill_chunk,
-            max_verify=config.max_verify,
-            dtype=self.kv.k.dtype,
-            device=self.kv.k.device,
-        )
-        self.runner = ModelRunner(loaded.model, self.kv, self.states, config, self.ring)
-        self._slot_memory = SlotMemory(self.states, self.ring)
-        self._config = config
         self._limits = limits or EngineLimits()
+        ground = lay_out(loaded.model, self.dims, config, self._limits)
+        self.kv, self.states, self.ring, self.runner = ground.kv, ground.states, ground.ring, ground.runner
+        self._slot_memory, self._cache = ground.slots, ground.cache
+        self._config = config
         self._gain = gain_for(self._limits.spec_gate, self.runner, config, self._slot_memory.reset, clock)
         self._clock = clock
-        self._cache = CacheManager(
-            num_blocks=config.num_blocks,
-            num_slots=config.num_slots,
-            num_snapshots=config.num_snapshots,
-            max_pending=self._limits.max_pending_captures,
-            states=self._slot_memory,
-            tier=HostTier(
-                config.host_tier_bytes,
-                Pools(self.kv, self._slot_memory),
-                host_memory(config.host_tier_bytes, pinned=placement.graphs),
-            ),
-            prices=Prices.of(self.dims),
-            max_decoded=self._limits.max_decoded,
-        )
         self._affinity = AffinityPool(self._cache, most=self._limits.max_parked)
         launches = FaultyRunner(self.runner, faults, self._slots) if faults else self.runner
         self._keeper = Keeper(self._cache, launches, interval=self._limits.decode_ckpt_blocks)
@@ -128,7 +93,28 @@ class Engine:
             reserve=self._limits.decode_reserve,
             tell=self._tell,
         )
+        self._opener = Opener(
+            self.dims,
+            self._cache,
+            self._sessions,
+            self._keeper,
+            reserve=self._limits.decode_reserve,
+            faults=faults,
+            clock=clock,
+            tell=self._tell,
+        )
         self._active: list[Stream] = []
+        self._aside = Aside(
+            self._active,
+            self._cache,
+            self._line,
+            self._keeper,
+            announce=self._executor.announce,
+            counters=self._counters,
+            faults=faults,
+            clock=clock,
+            tell=self._tell,
+        )
         self._events: list[Event] = []
         self._cancels = Cancels()
         self._interrupted = False
@@ -239,7 +225,7 @@ class Engine:
         self._interrupted = False
         self._apply_cancels()
         self._make_room()
-        self._make_way()
+        self._aside.make_way()
         load = len(self._active) + len(self._line)
         verdict = speculation(load, self._limits.spec_gate, self._gain.at(load))
         self._admit(verdict)
@@ -254,7 +240,7 @@ class Engine:
             self._executor.prime(stream, rows, most=self._config.prefill_chunk)
         self._decode(plan.rounds, verdict)
         self._gain.learn(self._events)
-        self._begin_again()
+        self._aside.begin_again()
         self._retire()
         self._make_room()
         events, self._events = self._events, []
@@ -267,52 +253,12 @@ class Engine:
             batch=self._config.max_batch - len(self._active),
         )
         for waiting in self._line.admit(room):
-            self._start(waiting, verdict)
+            stream = self._opener.open(waiting, verdict)
+            self._active.append(stream)
+            if waiting.past is None and waiting.request.reuse == "decode":
+                self._affinity.turn(waiting.request, served=stream.reuse == "decode")
         if self._line and not self._active:
             self._line.free_holds()
-
-    def _start(self, waiting: Waiting, verdict: Speculation) -> None:
-        request, past, sequence = waiting.request, waiting.past, SequenceState.host_only()
-        began = self._clock.monotonic_ns()
-        sequence.session_hash = session_hash(request.root, *request.key)
-        base = self._cache.base(request, waiting.checkpoint)
-        admission = self._cache.admit(request, sequence, waiting.rows(self._limits.decode_reserve), base)
-        if admission is None:
-            raise EngineFault("a planned admission did not fit")
-        sequence.layer_states = layer_states(self.dims.layer_types, sequence.slot_idx)
-        speculate = verdict is Speculation.ADMIT
-        session = self._sessions.open(
-            request,
-            sequence,
-            speculate=speculate,
-            last_hidden=admission.last_hidden,
-            counters=past.counters if past else None,
-            capture_disabled=past.capture_disabled if past else False,
-        )
-        session.overshoot = self._faults.overshoot(request.key) if self._faults else 0
-        now = self._clock.wall_ns()
-        stream = Stream(request=request, session=session, prime_ns=now, past=past, number=waiting.number)
-        if base is not None and base is waiting.checkpoint:
-            self._keeper.runs(stream, base)
-            session.resume(self._cache)
-        if not speculate and self._sessions.drafts(request):
-            stream.drafter_off(DrafterOffReason.LOAD)
-        elif past is None and self._sessions.drafts(request) and not isinstance(session, SpecSession):
-            stream.drafter_off(DrafterOffReason.DRAFT_ROWS)
-        self._active.append(stream)
-        if past is None:
-            self._tell(
-                Admitted(
-                    request_id=request.request_id,
-                    choice=request.choice,
-                    cached_tokens=sequence.cached_prefix_tokens,
-                    hit_key=admission.hit_key,
-                    reuse=stream.reuse,
-                    queue_ns=began - waiting.since_ns,
-                    restore_ns=self._clock.monotonic_ns() - began,
-                    end_ns=now,
-                )
-            )
 
     def _decode(self, rounds: int, verdict: Speculation) -> None:
         """Hand over what shall decode plainly, then run the burst."""
@@ -325,60 +271,6 @@ class Engine:
         if verdict is Speculation.DEMOTE:
             return True
         return self._faults is not None and self._faults.demote(stream.key, stream.session.telemetry().rounds)
-
-    def _begin_again(self) -> None:
-        """Streams whose launch did not fit go back to the head of the queue, in their order, past its limit."""
-        lost = [stream for stream in self._active if stream.aside and stream.session.ending is None]
-        for stream in reversed(lost):
-            self._put_back(stream)
-
-    def _make_way(self) -> None:
-        """Running streams get their next rows before anybody is admitted, the oldest first. When there are none left,
-        the youngest gives its blocks away, once eviction had the time to bring some."""
-        for stream in [stream for stream in self._active if self._told_to_give_way(stream)]:
-            self._preempt(stream)
-        for stream in by_age(self._active):
-            while stream.going and stream.session.primed and not self._fed(stream):
-                evictable = self._cache.reclaimable() > 0
-                victim = gives_way(self._active, stream, evictable=evictable)
-                if (victim is not None or not evictable) and self._cache.decoded.free_blocks(1):
-                    continue
-                if victim is None:
-                    break
-                self._preempt(victim)
-        if self._active and all(stream.starved for stream in self._active):
-            self._line.free_holds(spare_blocks(self._active))
-
-    def _told_to_give_way(self, stream: Stream) -> bool:
-        if self._faults is None or not stream.going:
-            return False
-        return self._faults.give_way(stream.key, stream.session.committed_len)
-
-    def _preempt(self, stream: Stream) -> None:
-        """The stream keeps what is cached, gives the rest back and stands at the head of the queue."""
-        stream.session.capture_here(self._cache)
-        self._executor.announce(stream.session.drain_captures())
-        self._keeper.giving_way(stream)
-        stream.give_way()
-        self._counters.preempted += 1
-        self._put_back(stream)
-
-    def _fed(self, stream: Stream) -> bool:
-        """Whether the stream has room for a row; counts the steps in which it had none."""
-        room = self._cache.grow(stream.session.sequence, stream.session.rows_wanted)
-        stream.starved = 0 if room else stream.starved + 1
-        return room
-
-    def _put_back(self, stream: Stream) -> None:
-        """Set a stream aside: to the head of the queue, past its limit, unless it had its retries."""
-        waiting = stream.again(self._clock.monotonic_ns())
-        if waiting is None:
-            return
-        self._active.remove(stream)
-        self._keeper.waits(stream)
-        self._line.come_back(waiting)
-        self._counters.set_aside += 1
-        self._tell(stream.parked(self._clock.wall_ns()))
 
     def _tell(self, event: Event) -> None:
         self._events.append(event)
@@ -398,7 +290,7 @@ class Engine:
         """Give back what ended streams hold, then say that they ended."""
         self._keeper.turn_ends(self._active)
         ended = [stream for stream in self._active if stream.session.ending is not None]
-        self._active = [stream for stream in self._active if stream.session.ending is None]
+        self._active[:] = [stream for stream in self._active if stream.session.ending is None]
         for stream in ended:
             stream.session.park()
             self._keeper.ended(stream)

@@ -1,0 +1,69 @@
+"""What an engine stands on: its pools, the cache over them, and the runner that computes in them. Made once, of fixed size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from services.gpu_worker.engine.cache.host_memory import host_memory
+from services.gpu_worker.engine.cache.kv_pool import KVPool
+from services.gpu_worker.engine.cache.manager import CacheManager
+from services.gpu_worker.engine.cache.offload import HostTier, Pools
+from services.gpu_worker.engine.cache.prices import Prices
+from services.gpu_worker.engine.cache.ring_pool import RingPool
+from services.gpu_worker.engine.cache.slots import SlotMemory
+from services.gpu_worker.engine.cache.state_pool import StatePool
+from services.gpu_worker.engine.config import EngineConfig, ModelDims
+from services.gpu_worker.engine.limits import EngineLimits
+from services.gpu_worker.engine.models.family import Model
+from services.gpu_worker.engine.runner import ModelRunner
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ground:
+    """Rows of attention in `kv`, states in `states`, rows of sliding layers in `ring`; `slots` is the latter two together."""
+
+    kv: KVPool
+    states: StatePool
+    ring: RingPool
+    slots: SlotMemory
+    runner: ModelRunner
+    cache: CacheManager
+
+
+def lay_out(model: Model, dims: ModelDims, config: EngineConfig, limits: EngineLimits) -> Ground:
+    """Allocate everything, where the model is."""
+    placement = model.placement
+    kv = KVPool(dims, config.num_blocks, placement)
+    states = StatePool(dims, config.num_slots, config.num_snapshots, config.max_verify, placement)
+    ring = RingPool(
+        dims,
+        config.num_slots,
+        config.num_snapshots,
+        prefill_rows=config.prefill_chunk,
+        max_verify=config.max_verify,
+        dtype=kv.k.dtype,
+        device=kv.k.device,
+    )
+    slots = SlotMemory(states, ring)
+    cache = CacheManager(
+        num_blocks=config.num_blocks,
+        num_slots=config.num_slots,
+        num_snapshots=config.num_snapshots,
+        max_pending=limits.max_pending_captures,
+        states=slots,
+        tier=HostTier(
+            config.host_tier_bytes,
+            Pools(kv, slots),
+            host_memory(config.host_tier_bytes, pinned=placement.graphs),
+        ),
+        prices=Prices.of(dims),
+        max_decoded=limits.max_decoded,
+    )
+    return Ground(
+        kv=kv,
+        states=states,
+        ring=ring,
+        slots=slots,
+        runner=ModelRunner(model, kv, states, config, ring),
+        cache=cache,
+    )
