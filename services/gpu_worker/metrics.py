@@ -133,6 +133,7 @@ class EngineCollector(Collector):
             queue.add_metric([phase], getattr(stats, phase))
         yield queue
         yield from _affinity(stats.affinity)
+        yield from _turns(stats.affinity)
         yield from _decoded(stats.decoded)
         yield from _host_tier(stats)
 
@@ -150,6 +151,17 @@ def _affinity(counts: AffinityCounts) -> Iterable[Metric]:
     for reason, count in counts.declined:
         prompts.add_metric([f"declined_{reason}"], count)
     yield prompts
+
+
+def _turns(counts: AffinityCounts) -> Iterable[Metric]:
+    turns = CounterMetricFamily(
+        "burstline_worker_decoded_turns",
+        "Prompts of reuse=decode: served from what an earlier turn decoded, or why not",
+        labels=["outcome"],
+    )
+    for outcome, count in counts.turns:
+        turns.add_metric([outcome], count)
+    yield turns
 
 
 def _decoded(counts: DecodedCounts) -> Iterable[Metric]:

@@ -18,8 +18,10 @@ from collections.abc import Sequence
 from typing import Final
 
 from services.gpu_worker.engine.cache.manager import CacheManager
+from services.gpu_worker.engine.requests import GenerateRequest
 from services.gpu_worker.engine.sessions.base import Session
-from services.gpu_worker.engine.sessions.outcome import Decline
+from services.gpu_worker.engine.sessions.outcome import Decline, TurnOutcome
+from services.gpu_worker.engine.sessions.prompt import agreement
 from services.gpu_worker.engine.stats import AffinityCounts
 from shared.errors import EngineFault
 
@@ -37,6 +39,7 @@ class AffinityPool:
         self._served = 0
         self._declined: Counter[str] = Counter()
         self._left_at = [0] * len(EDGES)
+        self._turns: Counter[str] = Counter()
 
     def park(self, session: Session) -> None:
         """Keep a finished session; it has given back everything but its checkpoint. One without a checkpoint is not
@@ -92,6 +95,27 @@ class AffinityPool:
         if session.rewind_key is not None:
             self._cache.unpark(session.rewind_key)
 
+    # -- turns of `reuse = "decode"` ----------------------------------------------------------------------------
+
+    def turn(self, request: GenerateRequest, *, served: bool) -> None:
+        """A prompt that opted in was admitted: count whether it goes on from a parked turn, or why and where not."""
+        outcome, position = (TurnOutcome.SERVED, 0) if served else self._turn_declined(request)
+        self._turns[outcome] += 1
+        if outcome is TurnOutcome.DIVERGED:
+            self._left_at[bisect_right(EDGES, position) - 1] += 1
+
+    def _turn_declined(self, request: GenerateRequest) -> tuple[TurnOutcome, int]:
+        """Of the turns with a label of this prompt, or else of all, the one that agrees longest was the likely one."""
+        inside = [turn for turn in self._cache.decoded.parked if turn.root == request.root]
+        named = [turn for turn in inside if set(turn.labels) & set(request.labels)]
+        agreed = [(agreement(turn.tokens, request.tokens), turn.position) for turn in named or inside]
+        most, position = max(agreed, default=(0, 0))
+        if not most:
+            return TurnOutcome.NOT_KEPT, 0
+        if most == len(request.tokens):
+            return TurnOutcome.NO_SUFFIX, most
+        return (TurnOutcome.DIVERGED if most < position else TurnOutcome.DEEPER_HIT), most
+
     # -- accounts -----------------------------------------------------------------------------------------------
 
     def counts(self) -> AffinityCounts:
@@ -101,6 +125,7 @@ class AffinityPool:
             served=self._served,
             declined=tuple(sorted(self._declined.items())),
             left_at=tuple(zip(EDGES, self._left_at, strict=True)),
+            turns=tuple(sorted(self._turns.items())),
         )
 
     def check(self) -> None:

@@ -52,6 +52,7 @@ class AffinityCounts:
     served: int = 0
     declined: tuple[tuple[str, int], ...] = ()  #: by reason
     left_at: tuple[tuple[int, int], ...] = ()  #: (lower edge in tokens, declines whose tokens agreed so far)
+    turns: tuple[tuple[str, int], ...] = ()  #: prompts of `reuse = "decode"` by outcome
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -61,6 +61,16 @@ class DeclineReason(StrEnum):
     )
 
 
+class TurnOutcome(StrEnum):
+    """What became of a prompt that may go on from what an earlier turn decoded (`reuse = "decode"`)."""
+
+    SERVED = "served"
+    NOT_KEPT = "not_kept"  #: no turn of it is kept: it did not ask, or gave way, or this is the first one
+    DIVERGED = "diverged"  #: another history, be it by one token of the answer as the caller tells it
+    NO_SUFFIX = "no_suffix"  #: the prompt ends at or before the kept position
+    DEEPER_HIT = "deeper_hit"  #: an entry of the tree reaches further, and is exact
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Decline:
     """A nomination that exact tokens, or the pools, turned down. `position` = tokens that agreed."""

@@ -257,7 +257,7 @@ class PromptSide:
         position = self.rewind_pos
         if position is None:
             return Decline(reason=DeclineReason.NO_CHECKPOINT, position=0)
-        agreed = _agreement(self.committed[:position], prompt)
+        agreed = agreement(self.committed[:position], prompt)
         if agreed < position:
             return Decline(reason=DeclineReason.DIVERGED, position=agreed)
         if len(prompt) <= position:
@@ -271,7 +271,7 @@ def _to_grid(position: int | None) -> int | None:
     return None if position is None else position // BLOCK_ROWS * BLOCK_ROWS
 
 
-def _agreement(one: Sequence[int], other: Sequence[int]) -> int:
+def agreement(one: Sequence[int], other: Sequence[int]) -> int:
     """Tokens of the common prefix."""
     return next(
         (index for index, (a, b) in enumerate(zip(one, other, strict=False)) if a != b),

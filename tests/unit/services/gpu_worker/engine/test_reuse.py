@@ -221,6 +221,20 @@ def test_branches_of_one_turn_go_on_side_by_side_from_the_same_rows() -> None:
     baseline(engine)
 
 
+@pytest.mark.parametrize("labels", [(), ("me",)])
+def test_turns_are_counted_with_why_and_where_they_left(labels: tuple[str, ...]) -> None:
+    engine = build()
+    driver = Driver(engine)
+    one = driver.run([first(labels=labels)])["one", 0]
+    driver.run([after(one.tokens, "good", labels=labels)])
+    changed = [*one.tokens[:-3], (one.tokens[-3] + 1) % 400 + 3, *one.tokens[-2:]]
+    driver.run([after(changed, "other", labels=labels)])
+    driver.run([request(FIRST, "begins", reuse="decode", labels=labels)])
+    driver.run([request(prompt(80, 90), "new", reuse="decode", labels=("you",))])
+    assert dict(engine.stats().affinity.turns) == {"not_kept": 2, "served": 1, "diverged": 1, "no_suffix": 1}
+    assert dict(engine.stats().affinity.left_at)[64] >= 1
+
+
 def test_the_limit_holds_and_the_least_recent_turn_goes() -> None:
     engine = build(limits=EngineLimits(max_decoded=2))
     driver = Driver(engine)
