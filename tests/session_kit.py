@@ -116,7 +116,7 @@ class StandIn:
             self._open[row.slot] = tuple(row.tokens)
         return [self._hiddens(self._slots[row.slot], row.tokens) for row in rows]
 
-    runs_whole = False
+    runs_whole = uncaptured = False
 
     def whole(self, rows: Sequence[WholeRow]) -> list[WholeResult]:
         raise AssertionError("nothing runs whole here")

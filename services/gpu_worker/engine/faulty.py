@@ -34,6 +34,10 @@ class FaultyRunner:
         return hiddens
 
     @property
+    def uncaptured(self) -> bool:
+        return self._runner.uncaptured
+
+    @property
     def runs_whole(self) -> bool:
         return self._runner.runs_whole
 

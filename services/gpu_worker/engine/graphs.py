@@ -34,7 +34,7 @@ class GraphCache:
         """`clear` puts padding into the inputs; `enabled` = the device can keep graphs at all."""
         self._launch = launch
         self._clear = clear
-        self._enabled = enabled
+        self.enabled = enabled
         self._kept: dict[Size, _Kept] = {}
         self._pool = torch.cuda.graph_pool_handle() if enabled else None
 
@@ -46,7 +46,7 @@ class GraphCache:
     def prepare(self, size: Size) -> bool:
         """Have a graph of this size, capturing it now if there is none. False = it could not be captured, or graphs are
         not to be had here; the launch then runs without. Call it before the inputs are filled."""
-        if not self._enabled:
+        if not self.enabled:
             return False
         if size in self._kept:
             return True

@@ -48,6 +48,9 @@ class Rows(NamedTuple):
 class Launches(Protocol):
     """What the runner asks of either."""
 
+    uncaptured: bool
+    """Whether the last verify wanted a graph that could not be captured."""
+
     def verify(self, rows: Sequence[VerifyRows], spans: Sequence[Span]) -> Rows: ...
 
     def draft(self, rows: Sequence[DraftRows], spans: Sequence[Span]) -> Rows: ...
@@ -68,6 +71,8 @@ def launches(model: Model, kv: KVPool, states: StatePool, ring: RingPool, config
 
 class TwinLaunches:
     """Index tensors made for each launch; the columns are the longest sequence's."""
+
+    uncaptured = False
 
     def __init__(self, model: Model, kv: KVPool, states: StatePool, ring: RingPool) -> None:
         self._model = model
@@ -133,6 +138,7 @@ class CardLaunches:
         self._most = (config.max_batch, states.max_verify)
         graphs = states.placement.graphs
         self.inputs = RoundInputs(*self._most, self._blocks, self._device, states.scratch)
+        self.uncaptured = False
         self._verifies = GraphCache(self.launch_verify, self.clear, enabled=graphs)
         widest = states.max_verify + DRAFT_BACKLOG
         self._draft_rows = RoundInputs(config.max_batch, widest, self._blocks, self._device, states.scratch)
@@ -152,8 +158,7 @@ class CardLaunches:
         """One batched verify, eager when a row asks for it."""
         size = self._size(spans, *self._most)
         eager = any(row.eager for row in rows)
-        if not eager:
-            self._verifies.prepare(size)
+        self.uncaptured = not eager and self._verifies.enabled and not self._verifies.prepare(size)
         slots = [row.slot for row in rows]
         self.inputs.fill(spans, [row.tokens for row in rows], size, slots, self._states)
         return Rows(self._verifies.run(size, eager=eager).clone(), size[1])

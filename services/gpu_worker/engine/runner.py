@@ -79,6 +79,8 @@ class ModelRunner:
         self._shape = delta_shape(model.dims)
         self._scale = gated_delta.qk_scale(self._shape).to(states.state.device)
         self._thread = 0
+        self.uncaptured = False
+        """Whether the last round wanted a graph that could not be captured, and ran without (R-S8)."""
         self._whole = self._whole_rounds()
 
     @memory_faults()
@@ -106,6 +108,7 @@ class ModelRunner:
         self._check_verify(rows)
         spans = [Span(row.start, len(row.tokens), row.block_table) for row in rows]
         hidden, columns = self._launches.verify(rows, spans)
+        self.uncaptured = self._launches.uncaptured
         for row in rows:
             self._states.verified(row.slot, len(row.tokens))
             self._ring.wrote(row.slot, row.start + len(row.tokens))
@@ -144,7 +147,9 @@ class ModelRunner:
                 for row in rows
             ]
         )
-        return self._whole.run(rows)
+        results = self._whole.run(rows)
+        self.uncaptured = self._whole.uncaptured
+        return results
 
     def accept(self, slot: int, rows: int) -> None:
         """Commit the first `rows` (0..T) columns of the slot's last verify. Exactly once between two verifies."""

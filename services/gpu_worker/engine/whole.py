@@ -76,6 +76,8 @@ class WholeRounds:
         self._tail = torch.zeros(
             config.max_batch, states.max_verify + 2, dtype=torch.int32, pin_memory=device.type == "cuda"
         )
+        self.uncaptured = False
+        """Whether the last round wanted a graph that could not be captured."""
         self._seated: list[tuple[SamplingParams, int]] = []
 
     def prepare(self, drafts: int, report: Callable[[str], None]) -> None:
@@ -96,8 +98,7 @@ class WholeRounds:
         )
         graphs = self._rounds.graphs if drafting else self._rounds.verifies
         eager = any(row.eager for row in rows)
-        if not eager:
-            graphs.prepare(size)
+        self.uncaptured = not eager and graphs.enabled and not graphs.prepare(size)
         self._fill(rows, size)
         told = graphs.run(size, eager=eager).tolist()
         hidden = self._rounds.tail_hidden[: len(rows), : size[1]].clone()

@@ -24,6 +24,9 @@ class Forward(DraftForward, Protocol):
     """The part of the runner that a round uses."""
 
     @property
+    def uncaptured(self) -> bool: ...
+
+    @property
     def runs_whole(self) -> bool: ...
 
     def whole(self, rows: Sequence[WholeRow]) -> list[WholeResult]: ...
@@ -38,10 +41,12 @@ def run_round(sessions: Sequence[Session], runner: Forward) -> bool:
     live = [session for session in sessions if session.open()]
     whole = [session for session in live if runner.runs_whole and session.picked_anywhere]
     stepped = [session for session in live if session not in whole]
-    if whole:
-        _run_whole(whole, runner)
-    if stepped:
-        _run_stepped(stepped, runner)
+    for group, run in ((whole, _run_whole), (stepped, _run_stepped)):
+        if group:
+            run(group, runner)
+            if runner.uncaptured:
+                for session in group:
+                    session.graphs.mark()
     return bool(live)
 
 

@@ -221,3 +221,14 @@ def test_r_s18_a_failed_graph_capture_is_forgotten_once(caplog: pytest.LogCaptur
         assert len(caplog.records) == 1
         session.reset_graph_fallback_on_resume()
         assert len(caplog.records) == 1, "nothing was set: nothing is said"
+
+
+def test_r_s8_a_round_that_could_not_be_captured_makes_its_sessions_eager() -> None:
+    bench = Bench()
+    session, other = bench.prime(request(ids(70))), bench.prime(request(ids(70, seed=1), "other"))
+    bench.model.uncaptured = True
+    bench.rounds([session], 1)
+    bench.model.uncaptured = False
+    assert session.verify_rows(()).eager
+    bench.rounds([other], 1)
+    assert not other.verify_rows(()).eager, "who was not in the launch still tries"
