@@ -37,6 +37,8 @@ from shared.errors import EngineFault
 
 Key = tuple[str, int]
 
+WHOLE: Final = (FinishReason.STOP, FinishReason.LENGTH)
+"""How a stream ends that said all it had to say."""
 IDLE_STEPS: Final = 200
 """Steps without any event after which an engine that says it has work counts as stuck."""
 
@@ -102,23 +104,30 @@ class WatchedEngine(Engine):
                 break
             self._agrees(stream.session)
             ending = stream.session.ending
-            if ending is not None and ending.reason in (FinishReason.STOP, FinishReason.LENGTH):
+            if ending is not None and ending.reason in WHOLE:
                 self._is_over(stream)
                 self.kept[stream.request.key] = self._copy(stream.session)
         super()._retire()
 
     def _agrees(self, session: Session) -> None:
         """R-S1: as many rows in the cache as tokens committed. Raises EngineFault when not."""
+        if session.ending is not None and session.ending.reason not in WHOLE:
+            return
         slot = session.sequence.ssm_slot_idx()
         rows = self.states.position(slot) + self.states.fold(slot)
-        if session.ending is None and rows != session.committed_len:
+        if rows != session.committed_len:
             raise EngineFault(f"{rows} rows in the cache, {session.committed_len} tokens committed")
 
     def _is_over(self, stream: Stream) -> None:
-        """R-S16: a session with rows that the stream does not have is not handed over. Raises EngineFault when it is."""
+        """R-S16: a session with rows that the stream does not have is not handed over, though its next token be decided.
+        Raises EngineFault when it is."""
         session = stream.session
-        if session.tainted and isinstance(session, SpecSession) and hand_off(session, stream.fed) is not None:
-            raise EngineFault("a session was handed over with rows that its stream does not have")
+        if session.tainted and isinstance(session, SpecSession):
+            session.next_pred = session.committed[-1]
+            handed = hand_off(session, stream.fed)
+            session.next_pred = None
+            if handed is not None:
+                raise EngineFault("a session was handed over with rows that its stream does not have")
 
     def _copy(self, session: Session) -> CacheBytes:
         sequence, trunk = session.sequence, self.dims.attention_layers

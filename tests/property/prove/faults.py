@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -21,6 +21,8 @@ from services.gpu_worker.engine.runner import ModelRunner
 from services.gpu_worker.engine.sampling import TokenPicker
 from services.gpu_worker.engine.sessions import base
 from services.gpu_worker.engine.sessions.base import Session
+from services.gpu_worker.engine.sessions.mtp import SpecSession
+from services.prove import driver
 from shared.protocol.chain import GRID
 
 Patch = pytest.MonkeyPatch
@@ -28,10 +30,11 @@ Patch = pytest.MonkeyPatch
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """`shows` = kinds of difference, one of which must be found."""
+    """`shows` = kinds of difference, one of which must be found; `fixed` = where it alone can show."""
 
     install: Callable[[Patch], None]
     shows: frozenset[str]
+    fixed: Mapping[str, str] = field(default_factory=dict)
 
 
 def _one_row_lost(patch: Patch) -> None:
@@ -194,8 +197,39 @@ def _wrong_draft_pairing(patch: Patch) -> None:
     patch.setattr(ModelRunner, "prefill", faulty)
 
 
+def _overshoot_lost(patch: Patch) -> None:
+    """Accepted drafts past the end are cut from `committed` though their rows are in the cache."""
+    settle = Session.settle
+
+    def faulty(self: Session, *args: Any) -> int:
+        rows = settle(self, *args)
+        if self.tainted:
+            del self.committed[len(self.request.tokens) + self.completion_tokens - 1 :]
+        return rows
+
+    patch.setattr(Session, "settle", faulty)
+
+
+def _handed_over_with_overshoot(patch: Patch) -> None:
+    """A hand-off neither minds rows that the stream does not have nor compares their number."""
+    patch.setattr(SpecSession, "demote_ready", property(lambda self: self.next_pred is not None))
+    whole = driver.hand_off
+    patch.setattr(driver, "hand_off", lambda session, fed: whole(session, session.committed_len))
+
+
+def _hidden_not_stored(patch: Patch) -> None:
+    """A capture forgets the hidden of its last row, from which an exact hit decides the first token."""
+    capture = CacheManager.capture
+
+    def faulty(self: CacheManager, request: Any, sequence: Any, position: int, hidden: torch.Tensor) -> Any:
+        return capture(self, request, sequence, position, torch.zeros_like(hidden))
+
+    patch.setattr(CacheManager, "capture", faulty)
+
+
 STREAM = frozenset({"tokens", "logprobs", "ending", "recurrent state", "kv rows", "conv window"})
 
+OVERSHOT = {"way": "overshot", "drafter": "mtp K=5", "rule": "sampled", "budget": "32 tokens"}
 FAULTS = {
     "r_s4 accepted count off by one, silent": Fault(
         install=_one_row_lost, shows=frozenset({"recurrent state"})
@@ -213,6 +247,15 @@ FAULTS = {
     "fr_26 a burst loses its last token": Fault(install=_last_token_lost, shows=frozenset({"tokens"})),
     "r_s17 skipped flush at a demotion": Fault(install=_flush_skipped, shows=frozenset({"tokens"})),
     "fr_6 a slot is not reset": Fault(install=_slot_not_reset, shows=STREAM),
+    "r_s1 overshoot is lost": Fault(install=_overshoot_lost, shows=frozenset({"engine"}), fixed=OVERSHOT),
+    "r_s16 handed over with overshoot": Fault(
+        install=_handed_over_with_overshoot, shows=frozenset({"engine"}), fixed=OVERSHOT
+    ),
+    "r_q6 the last hidden is not stored": Fault(
+        install=_hidden_not_stored,
+        shows=frozenset({"tokens", "logprobs"}),
+        fixed={"prompt": "on the grid", "cache": "exact hit"},
+    ),
     "fr_2 rows in another order": Fault(install=_other_slots_rows, shows=STREAM),
 }
 DRAFT_PAIRING = _wrong_draft_pairing

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from services.prove.axes import Cell
-from services.prove.cover import pairwise
+from services.prove.cover import once, pairwise
 from services.prove.reference import References
 from services.prove.stage import Stage, groups
 from tests.property.prove.faults import DRAFT_PAIRING, FAULTS
@@ -35,10 +35,14 @@ def planned() -> list[list[Cell]]:
 def references(planned: list[list[Cell]]) -> References:
     """All streams that are expected, made before any fault."""
     made = References()
+    _expect(planned, made)
+    return made
+
+
+def _expect(planned: list[list[Cell]], references: References) -> None:
     for group in planned:
         for cell in group:
-            made.of(cell)
-    return made
+            references.of(cell)
 
 
 def found(planned: list[list[Cell]], references: References, *, enough: frozenset[str]) -> Counter[str]:
@@ -58,6 +62,9 @@ def test_a_fault_in_the_engine_is_found(
     name: str, planned: list[list[Cell]], references: References, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fault = FAULTS[name]
+    if fault.fixed:
+        planned = list(groups(once({**FIXED, **fault.fixed}, SEED), SEED))
+        _expect(planned, references)
     fault.install(monkeypatch)
     assert fault.shows & found(planned, references, enough=fault.shows).keys()
 
