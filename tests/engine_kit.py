@@ -17,6 +17,7 @@ from services.gpu_worker.engine.faults import Faults
 from services.gpu_worker.engine.limits import EngineLimits
 from services.gpu_worker.engine.models.loader import LoadedModel, load_model
 from services.gpu_worker.engine.models.random import write_random_model
+from services.gpu_worker.engine.models.random_dense import dense_hf_config, write_random_dense
 from services.gpu_worker.engine.requests import GenerateRequest, SamplingParams
 from shared.clock import ManualClock
 from shared.protocol.chain import chain
@@ -32,6 +33,13 @@ def tiny_model(with_mtp: bool = True, seed: int = 0) -> LoadedModel:
     """A random model that runs a forward in about a millisecond; loaded once a process."""
     with tempfile.TemporaryDirectory() as folder:
         return load_model(write_random_model(Path(folder) / "model", seed=seed, with_mtp=with_mtp))
+
+
+@cache
+def window_model() -> LoadedModel:
+    """The same with three sliding layers and a full one; a window is a block and a half."""
+    with tempfile.TemporaryDirectory() as folder:
+        return load_model(write_random_dense(Path(folder), dense_hf_config("gemma3_text"), seed=7))
 
 
 def build(

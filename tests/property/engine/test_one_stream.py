@@ -17,7 +17,16 @@ from hypothesis import strategies as st
 from services.gpu_worker.engine.faults import Faults, OutOfMemory, Phase, StreamKey
 from services.gpu_worker.engine.limits import EngineLimits, SpecGate
 from services.gpu_worker.engine.requests import GenerateRequest, SamplingParams
-from tests.engine_kit import Driver, Outcome, build, prompt, request, run_one
+from tests.engine_kit import (
+    Driver,
+    Outcome,
+    build,
+    prompt,
+    request,
+    run_one,
+    tiny_model,
+    window_model,
+)
 
 PARAMS = [
     SamplingParams(seed=1, temperature=0.0),
@@ -25,6 +34,7 @@ PARAMS = [
     SamplingParams(seed=3, temperature=0.7, top_k=40, top_p=0.9, repetition_penalty=1.2),
     SamplingParams(seed=4, temperature=0.0, frequency_penalty=0.6, presence_penalty=0.2, min_tokens=4),
 ]
+MODELS = {"hybrid": tiny_model, "sliding": window_model}
 PROMPTS = [
     prompt(200, 1),
     prompt(200, 1)[:140] + prompt(50, 2),
@@ -46,8 +56,8 @@ def item(which: int, rule: int, budget: int) -> GenerateRequest:
 
 
 @cache
-def truth(which: int, rule: int, budget: int) -> Outcome:
-    return run_one(build(), replace(item(which, rule, budget), use_cache=False))
+def truth(model: str, which: int, rule: int, budget: int) -> Outcome:
+    return run_one(build(model=MODELS[model]()), replace(item(which, rule, budget), use_cache=False))
 
 
 class Trouble(Faults):
@@ -91,6 +101,7 @@ def arrivals(draw: st.DrawFn) -> list[Arrival]:
 
 
 @given(
+    model=st.sampled_from(sorted(MODELS)),
     plan=arrivals(),
     rounds=st.sampled_from([1, 2, 7, 32]),
     chunk=st.sampled_from([64, 128, 512]),
@@ -104,8 +115,9 @@ def arrivals(draw: st.DrawFn) -> list[Arrival]:
     checkpoints=st.sampled_from([0, 1]),
     host=st.sampled_from([0, 1 << 24]),
 )
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 def test_c1_tokens_and_logprobs_are_those_of_the_request_alone(
+    model: str,
     plan: list[Arrival],
     rounds: int,
     chunk: int,
@@ -127,6 +139,7 @@ def test_c1_tokens_and_logprobs_are_those_of_the_request_alone(
         decode_ckpt_blocks=checkpoints,
     )
     engine = build(
+        model=MODELS[model](),
         limits=limits,
         prefill_chunk=chunk,
         num_blocks=blocks,
@@ -139,7 +152,7 @@ def test_c1_tokens_and_logprobs_are_those_of_the_request_alone(
     for number, (wait, which, rule, budget, drafts, drafter, known) in enumerate(plan):
         for _ in range(wait):
             driver.step()
-        alone = truth(which, rule, budget)
+        alone = truth(model, which, rule, budget)
         journal = tuple(alone.tokens[:known])
         chosen = replace(
             item(which, rule, budget),

@@ -16,10 +16,10 @@ from services.gpu_worker.engine.engine import Engine
 from services.gpu_worker.engine.events import Burst, Parked
 from services.gpu_worker.engine.faults import Faults, StreamKey
 from services.gpu_worker.engine.limits import EngineLimits
-from services.gpu_worker.engine.models.loader import LoadedModel, load_model
+from services.gpu_worker.engine.models.loader import load_model
 from services.gpu_worker.engine.models.random_dense import WINDOW, dense_hf_config, write_random_dense
 from services.gpu_worker.engine.requests import GenerateRequest
-from tests.engine_kit import WARM, Driver, Outcome, baseline, build, prompt, request, run_one
+from tests.engine_kit import WARM, Driver, Outcome, baseline, build, prompt, request, run_one, window_model
 
 PLENTY = 10**9
 ALWAYS = EngineLimits(ngram_cost=0.0, floor=0.0)
@@ -28,14 +28,8 @@ LONG = prompt(450, seed=4)
 """Four windows and a half, so that the first rows of a ring were overwritten several times."""
 
 
-@cache
-def gemma() -> LoadedModel:
-    with tempfile.TemporaryDirectory() as folder:
-        return load_model(write_random_dense(Path(folder), dense_hf_config("gemma3_text"), seed=7))
-
-
 def engine(**sizes: Any) -> Engine:
-    return build(model=gemma(), **sizes)
+    return build(model=window_model(), **sizes)
 
 
 def turn(name: str, tokens: tuple[int, ...] = LONG, **fields: Any) -> GenerateRequest:
@@ -220,7 +214,9 @@ class _GivesWay(Faults):
 def test_r_q17_a_tail_is_taken_wherever_a_round_ends(k: int) -> None:
     """Decode checkpoints lie off the grid: each is a copy of the last window at that row, and comes back as it was."""
     faults = _GivesWay(len(LONG))
-    one = build(model=gemma(), faults=faults, limits=replace(ALWAYS, burst_rounds=1, decode_ckpt_blocks=1))
+    one = build(
+        model=window_model(), faults=faults, limits=replace(ALWAYS, burst_rounds=1, decode_ckpt_blocks=1)
+    )
     outcome = run_one(one, turn("one", speculation_k=k, drafter="ngram", max_tokens=90))
     assert said(outcome) == cold(LONG, 90)
     assert faults.given > 30
