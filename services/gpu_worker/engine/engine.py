@@ -28,11 +28,8 @@ from services.gpu_worker.engine.intake import check_request
 from services.gpu_worker.engine.keeper import Keeper
 from services.gpu_worker.engine.limits import EngineLimits
 from services.gpu_worker.engine.line import Line
-from services.gpu_worker.engine.memory import fitted
-from services.gpu_worker.engine.models.fingerprint import numerics_fingerprint
-from services.gpu_worker.engine.models.loader import LoadedModel, load_model
+from services.gpu_worker.engine.models.loader import LoadedModel
 from services.gpu_worker.engine.opening import Opener
-from services.gpu_worker.engine.placement import place
 from services.gpu_worker.engine.preemption import spare_blocks
 from services.gpu_worker.engine.requests import GenerateRequest, Hit
 from services.gpu_worker.engine.scheduler import Room, Speculation, plan_step, speculation
@@ -59,16 +56,12 @@ class Engine:
         faults: Faults | None = None,
     ) -> None:
         """`faults` = what shall go wrong; tests and `prove` alone give it."""
-        loaded = _load(model, config) if isinstance(model, Path) else model
-        placement = loaded.model.placement
-        self.dims = loaded.dims.within(config.max_context)
-        self.fingerprint = numerics_fingerprint(loaded, config)
-        config, self.memory = fitted(config, self.dims, placement)
         self._limits = limits or EngineLimits()
-        ground = lay_out(loaded.model, self.dims, config, self._limits)
+        ground = lay_out(model, config, self._limits)
+        self.dims, self.fingerprint, self.memory = ground.dims, ground.fingerprint, ground.memory
+        self._config = config = ground.config
         self.kv, self.states, self.ring, self.runner = ground.kv, ground.states, ground.ring, ground.runner
         self._slot_memory, self._cache = ground.slots, ground.cache
-        self._config = config
         self._gain = gain_for(self._limits.spec_gate, self.runner, config, self._slot_memory.reset, clock)
         self._clock = clock
         self._affinity = AffinityPool(self._cache, most=self._limits.max_parked)
@@ -318,7 +311,3 @@ class Engine:
         """Recount every block, slot and snapshot from its holders. Raises EngineFault on a difference (C6)."""
         self._affinity.check()
         self._cache.check(stream.session.sequence for stream in self._active)
-
-
-def _load(folder: Path, config: EngineConfig) -> LoadedModel:
-    return load_model(folder, threads=config.threads, placement=place(config.device, config.dtype))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from services.gpu_worker.engine.cache.host_memory import host_memory
 from services.gpu_worker.engine.cache.kv_pool import KVPool
@@ -13,15 +14,22 @@ from services.gpu_worker.engine.cache.ring_pool import RingPool
 from services.gpu_worker.engine.cache.slots import SlotMemory
 from services.gpu_worker.engine.cache.state_pool import StatePool
 from services.gpu_worker.engine.config import EngineConfig, ModelDims
+from services.gpu_worker.engine.fingerprint import numerics_fingerprint
 from services.gpu_worker.engine.limits import EngineLimits
-from services.gpu_worker.engine.models.family import Model
+from services.gpu_worker.engine.memory import MemoryPlan, fitted
+from services.gpu_worker.engine.models.loader import LoadedModel, load_model
+from services.gpu_worker.engine.placement import place
 from services.gpu_worker.engine.runner import ModelRunner
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ground:
-    """Rows of attention in `kv`, states in `states`, rows of sliding layers in `ring`; `slots` is the latter two together."""
+    """`config` with every number decided, and `memory` as it was divided. Rows of attention in `kv`, states in `states`, rows of sliding layers in `ring`; `slots` is the latter two together."""
 
+    dims: ModelDims
+    config: EngineConfig
+    fingerprint: str
+    memory: MemoryPlan | None  # null where memory is not a card's
     kv: KVPool
     states: StatePool
     ring: RingPool
@@ -30,9 +38,13 @@ class Ground:
     cache: CacheManager
 
 
-def lay_out(model: Model, dims: ModelDims, config: EngineConfig, limits: EngineLimits) -> Ground:
-    """Allocate everything, where the model is."""
-    placement = model.placement
+def lay_out(source: Path | LoadedModel, config: EngineConfig, limits: EngineLimits) -> Ground:
+    """Load the model, unless it is there, and allocate everything where it is."""
+    loaded = _load(source, config) if isinstance(source, Path) else source
+    model, placement = loaded.model, loaded.model.placement
+    dims = loaded.dims.within(config.max_context)
+    fingerprint = numerics_fingerprint(loaded, config)
+    config, memory = fitted(config, dims, placement)
     kv = KVPool(dims, config.num_blocks, placement)
     states = StatePool(dims, config.num_slots, config.num_snapshots, config.max_verify, placement)
     ring = RingPool(
@@ -60,6 +72,10 @@ def lay_out(model: Model, dims: ModelDims, config: EngineConfig, limits: EngineL
         max_decoded=limits.max_decoded,
     )
     return Ground(
+        dims=dims,
+        config=config,
+        fingerprint=fingerprint,
+        memory=memory,
         kv=kv,
         states=states,
         ring=ring,
@@ -67,3 +83,7 @@ def lay_out(model: Model, dims: ModelDims, config: EngineConfig, limits: EngineL
         runner=ModelRunner(model, kv, states, config, ring),
         cache=cache,
     )
+
+
+def _load(folder: Path, config: EngineConfig) -> LoadedModel:
+    return load_model(folder, threads=config.threads, placement=place(config.device, config.dtype))

@@ -11,7 +11,7 @@ import torch
 from kernels.tiles import tile_table
 from services.gpu_worker.engine.config import EngineConfig
 from services.gpu_worker.engine.models.loader import LoadedModel
-from services.gpu_worker.engine.models.probe import computed_bits
+from services.gpu_worker.engine.probe import computed_bits
 
 
 def numerics_fingerprint(loaded: LoadedModel, config: EngineConfig) -> str:

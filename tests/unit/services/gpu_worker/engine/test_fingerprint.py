@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from kernels import matmul
+from services.gpu_worker.engine import fingerprint
 from services.gpu_worker.engine.config import EngineConfig
-from services.gpu_worker.engine.models import fingerprint
-from services.gpu_worker.engine.models.fingerprint import numerics_fingerprint
-from services.gpu_worker.engine.models.probe import computed_bits
+from services.gpu_worker.engine.fingerprint import numerics_fingerprint
+from services.gpu_worker.engine.probe import computed_bits
 from tests.unit.services.gpu_worker.engine.rig import loaded
 
 CONFIG = EngineConfig(num_blocks=8, num_slots=8, num_snapshots=1)
