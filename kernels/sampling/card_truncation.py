@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.sampling.card_noise import NO_ID, noise_of, row_top
+from kernels.sampling.card_noise import NO_ID, gumbel, row_top, uniform_of
 
 
 @triton.jit
@@ -104,6 +104,6 @@ def pick_of_candidates(
     before = tl.cumsum(mass, axis=0) - mass
     limit = tl.where(top_p < 1.0, top_p * tl.sum(mass, axis=0), float("inf"))
     z = tl.where((rank == 0) | (before < limit), z, -float("inf"))
-    scores = z + noise_of(tl.where(real, names, 0), seed, position, choice)
+    scores = z + gumbel(uniform_of(tl.where(real, names, 0), seed, position, choice))
     top_score = tl.max(scores, axis=0)
     return tl.min(tl.where((scores == top_score) & real, names, NO_ID), axis=0)

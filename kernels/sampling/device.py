@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.sampling.card_noise import NO_ID, noise_of, noise_run, row_top
+from kernels.sampling.card_noise import NO_ID, gumbel, row_top, uniform_of, uniform_run
 from kernels.sampling.card_truncation import bounds_kernel, candidates_kernel, pick_of_candidates
 from kernels.sampling.plan import TOP_K_LIMIT, PickPlan, Picks, Walk
 from kernels.tiles import PICK_SPLIT
@@ -52,11 +52,23 @@ def _peaks(
     tl.store(ids + row * splits + split, tl.min(tl.where((x == top) & live, names, NO_ID), axis=0))
 
 
+@triton.jit
+def _least_score(peaks, peak_ids, row, splits, top, seed, position, choice, SPLITS: tl.constexpr):
+    """The score of the row's largest logit, which the winner reaches: 0 and the noise of its id."""
+    at = tl.arange(0, SPLITS)
+    live = at < splits
+    peak = tl.load(peaks + row * splits + at, mask=live, other=-float("inf"))
+    names = tl.load(peak_ids + row * splits + at, mask=live, other=NO_ID)
+    best = tl.min(tl.where(peak == top, names, NO_ID), axis=0)
+    return tl.max(gumbel(uniform_of(tl.zeros([16], tl.int32) + best, seed, position, choice)), axis=0)
+
+
 @triton.jit(do_not_specialize=["stride", "columns"])
 def _scores(
-    logits, id_map, peaks, best, ids, sums, starts, temperatures, seeds, choices, top_ks, min_p_logs,
+    logits, id_map, peaks, peak_ids, best, ids, sums, starts, temperatures, seeds, choices, top_ks, min_p_logs,
     vocab, stride, columns, SPLIT: tl.constexpr, SPLITS: tl.constexpr, MAPPED: tl.constexpr, SUMS: tl.constexpr,
 ):  # fmt: skip
+    """z + G >= s asks for -log1p(-w) <= exp(z - s), hence for w <= exp(z - s): no logarithm for splits where none is."""
     row, split, splits = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     sequence = row // columns
     temperature = tl.load(temperatures + sequence)
@@ -71,21 +83,25 @@ def _scores(
         if samples:
             position = tl.load(starts + sequence) + (row % columns).to(tl.int32) + 1
             seed, choice = tl.load(seeds + sequence), tl.load(choices + sequence)
-            z = tl.div_rn(x, tl.zeros_like(x) + temperature)
-            z = tl.where(z >= tl.load(min_p_logs + sequence), z, -float("inf"))
             if MAPPED:
                 names = tl.load(id_map + at, mask=live, other=0)
-                scores = z + noise_of(names, seed, position, choice)
+                w = uniform_of(names, seed, position, choice)
             else:
                 names = at
-                scores = z + noise_run(split * SPLIT, seed, position, choice, SPLIT)
-            scores = tl.where(live, scores, -float("inf"))
-            top_score = tl.max(scores, axis=0)
-            tl.store(best + row * splits + split, top_score)
-            tl.store(
-                ids + row * splits + split,
-                tl.min(tl.where((scores == top_score) & live, names, NO_ID), axis=0),
-            )
+                w = uniform_run(split * SPLIT, seed, position, choice, SPLIT)
+            least = _least_score(peaks, peak_ids, row, splits, top, seed, position, choice, SPLITS)
+            may_win = live & (w <= 1.01 * tl.exp(x / temperature - least))
+            mine = row * splits + split
+            if tl.max(may_win.to(tl.int32), axis=0) > 0:
+                z = tl.div_rn(x, tl.zeros_like(x) + temperature)
+                z = tl.where(z >= tl.load(min_p_logs + sequence), z, -float("inf"))
+                scores = tl.where(live, z + gumbel(w), -float("inf"))
+                top_score = tl.max(scores, axis=0)
+                tl.store(best + mine, top_score)
+                tl.store(ids + mine, tl.min(tl.where((scores == top_score) & live, names, NO_ID), axis=0))
+            else:
+                tl.store(best + mine, -float("inf"))
+                tl.store(ids + mine, NO_ID)
 
 
 @triton.jit(do_not_specialize=["splits", "columns", "stride"])
@@ -169,8 +185,8 @@ def pick(
         PARTS=parts, num_warps=4,
     )  # fmt: skip
     _scores[grid](
-        logits, names, made.peaks, made.best, made.best_ids, made.sums, plan.starts, plan.temperature, plan.seeds,
-        plan.choices, plan.top_k, plan.min_p_log, vocab, stride, plan.columns, SPLIT=split, SPLITS=width,
+        logits, names, made.peaks, made.peak_ids, made.best, made.best_ids, made.sums, plan.starts, plan.temperature,
+        plan.seeds, plan.choices, plan.top_k, plan.min_p_log, vocab, stride, plan.columns, SPLIT=split, SPLITS=width,
         MAPPED=mapped, SUMS=logprobs, num_warps=8,
     )  # fmt: skip
     keep = min(TOP_K_LIMIT, split)
