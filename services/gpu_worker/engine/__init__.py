@@ -1,13 +1,20 @@
 """The engine: one thread that owns the device and turns requests into rows, and rows into tokens.
 
-engine       the face: submit, step, cancel, publish, evict
-line         who waits, who goes in, who comes back      streams    one running request: what was delivered, what is told
-scheduler    pure: admissions, prefill shares, spec gate executor   carries a plan out; puts right what did not fit
-accounts     totals, and a picture between two steps     headroom   how many sequences one launch may hold
-affinity     finished sessions that wait for a next turn intake     refuses what could not be served
-requests     what goes in and what comes out             config     dimensions and pool sizes
-runner       rows through the model                      batch      what the runner is asked for
-sampling     one row of logits, one token                sequence   rows, blocks and slot of one sequence
-faults       what may go wrong on purpose                faulty     the runner that does it
-preemption   pure: who gives its blocks to an older one
+face     engine                 submit, step, cancel, publish, evict      cancels    what others want to be ended
+         requests, events       what goes in, what comes out              stats      what can be said of it
+         config, limits         sizes, policy                             intake     refuses what could not be served
+         ground, memory         what it stands on, how a card's memory is divided
+who      line, waiting          who waits, who goes in, who comes back    opening    a request becomes a stream
+         scheduler              pure: admissions, shares, spec gate       gain       what speculation is seen to bring
+         streams                one running request                       executor   carries a plan out
+         preemption, aside      who gives way, and how                    wants      what should be free
+         headroom               how many one launch may hold              accounts   totals, a picture
+kept     affinity               finished sessions that wait for a turn    keeper     what decoding made
+         sequence               rows, blocks and slot of one sequence
+rows     runner, batch          what is launched, and of what             sampling   one row of logits, one token
+         placement              where a model lives, in which types       card_logits  rows that stay on the device
+         rounds, whole, device_rounds, inputs, graphs   decode launches that a graph replays
+proof    fingerprint, probe     whose bits are the same                   faults, faulty   what may go wrong on purpose
+
+Folders: sessions, drafters, models, layers, cache.
 """

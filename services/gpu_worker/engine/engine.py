@@ -37,10 +37,8 @@ from services.gpu_worker.engine.sessions.factory import SessionFactory
 from services.gpu_worker.engine.sessions.outcome import Ending
 from services.gpu_worker.engine.stats import EngineStats, Evicted, Pressure
 from services.gpu_worker.engine.streams import Stream
+from services.gpu_worker.engine.wants import Wants
 from shared.clock import SYSTEM, Clock
-
-SPARE_SNAPSHOTS = 2
-"""Snapshots that eviction keeps free, so that the next prime can capture both its boundaries."""
 
 
 class Engine:
@@ -108,6 +106,7 @@ class Engine:
             clock=clock,
             tell=self._tell,
         )
+        self._wants = Wants(self._cache, self._line, self._active)
         self._events: list[Event] = []
         self._cancels = Cancels()
         self._interrupted = False
@@ -141,7 +140,7 @@ class Engine:
         everything it held is released, and the caller takes the grant back. Answer captures in their order."""
         published = self._cache.publish(capture_id)
         self._line.published()
-        self._make_room()
+        self._wants.make_room()
         return published
 
     def discard(self, capture_id: int) -> None:
@@ -150,12 +149,7 @@ class Engine:
 
     def pressure(self) -> Pressure:
         """What should be evicted so that waiting work and captures fit; falsy when nothing."""
-        spare = min(SPARE_SNAPSHOTS, self._cache.snapshots.total)
-        return Pressure(
-            blocks=max(0, self._line.blocks_wanted + spare_blocks(self._active) - self._cache.blocks.free),
-            snapshots=max(0, spare - self._cache.snapshots.free),
-            ruined=self._cache.ruined,
-        )
+        return self._wants.pressure()
 
     def eviction_candidates(self, blocks_wanted: int, snapshots_wanted: int) -> list[bytes]:
         """Keys to withdraw at the broker, worst first; takes nothing away. May free less than wanted."""
@@ -164,22 +158,12 @@ class Engine:
     def evict(self, keys: Sequence[bytes]) -> Evicted:
         """Free entries that the broker let go. One that is in use by now is left and not answered: name it again."""
         evicted = self._cache.evict(keys)
-        self._make_room()
+        self._wants.make_room()
         return evicted
 
     def spill(self, keys: Sequence[bytes]) -> int:
         """Move entries that nobody uses to the host tier now, as far as it has room; answers how many moved."""
         return self._cache.spill(keys)
-
-    def _make_room(self) -> None:
-        """What gives way moves to the host tier while that has room; only then has the broker to be asked. What no
-        eviction could bring, decode-made states that nobody runs on give."""
-        pressure = self.pressure()
-        spared = self._line.base if self._active else None  # alone, it must not stand in its own way
-        if pressure.blocks and self._cache.give_up_decoded(pressure.blocks, spared):
-            pressure = self.pressure()
-        if pressure:
-            self._cache.make_room(pressure.blocks, pressure.snapshots)
 
     # -- requests -----------------------------------------------------------------------------------------------
 
@@ -217,7 +201,7 @@ class Engine:
         """Admit, prime at most one chunk budget, run one burst. Returns at once with [] when nothing can run."""
         self._interrupted = False
         self._apply_cancels()
-        self._make_room()
+        self._wants.make_room()
         self._aside.make_way()
         load = len(self._active) + len(self._line)
         verdict = speculation(load, self._limits.spec_gate, self._gain.at(load))
@@ -235,7 +219,7 @@ class Engine:
         self._gain.learn(self._events)
         self._aside.begin_again()
         self._retire()
-        self._make_room()
+        self._wants.make_room()
         events, self._events = self._events, []
         return events
 

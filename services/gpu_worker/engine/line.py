@@ -14,7 +14,7 @@ from services.gpu_worker.engine.events import Event, HitDropped, SpecTelemetry
 from services.gpu_worker.engine.faults import StreamKey
 from services.gpu_worker.engine.requests import GenerateRequest
 from services.gpu_worker.engine.scheduler import Room, admissions
-from services.gpu_worker.engine.streams import Waiting
+from services.gpu_worker.engine.waiting import Waiting
 from shared.errors import InvalidRequest, Overloaded
 
 

@@ -16,7 +16,8 @@ from services.gpu_worker.engine.scheduler import Speculation
 from services.gpu_worker.engine.sequence import SequenceState, layer_states, session_hash
 from services.gpu_worker.engine.sessions.factory import SessionFactory
 from services.gpu_worker.engine.sessions.mtp import SpecSession
-from services.gpu_worker.engine.streams import Stream, Waiting
+from services.gpu_worker.engine.streams import Stream
+from services.gpu_worker.engine.waiting import Waiting
 from shared.clock import Clock
 from shared.errors import EngineFault
 

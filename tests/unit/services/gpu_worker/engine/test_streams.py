@@ -5,7 +5,8 @@ from __future__ import annotations
 from services.gpu_worker.engine.accounts import Counters
 from services.gpu_worker.engine.events import FinishReason, SpecTelemetry
 from services.gpu_worker.engine.sessions.outcome import Ending
-from services.gpu_worker.engine.streams import Stream, Waiting
+from services.gpu_worker.engine.streams import Stream
+from services.gpu_worker.engine.waiting import Waiting
 from tests.engine_kit import prompt, request
 from tests.session_kit import VOCAB, Bench
 
