@@ -1,4 +1,8 @@
-"""One run of the gate: chooses the place, runs the checks, tells a table, writes one evidence object."""
+"""One run of the gate: chooses the place, runs the checks, tells a table, writes one evidence object.
+
+On a card the checks run in a few processes at once: most of their time is the compiler's, and a kernel that faults takes
+its process's later checks with it, not all.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +10,13 @@ import json
 import platform
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from importlib import metadata
+from itertools import repeat
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Final, TextIO
 
 import torch
 
@@ -18,19 +25,19 @@ from kernels.gate import attention, delta, grouped, picking, rowwise
 from kernels.gate.ledger import Check, Ledger, Report, run
 from kernels.gate.sizes import CARD, TINY, Place
 
+PROCESSES: Final = 6
+"""On a card. Each holds a context and the tensors of one check, at most some 30 GB."""
+
 
 def run_gate(device: str, *, file: Path | None, only: str, out: TextIO) -> int:
     """`device` is `cuda` or `interpreter`; answers the exit status."""
     if device == "cuda" and not torch.cuda.is_available():
         sys.stderr.write("no CUDA device: nothing was measured\n")
         return 2
-    place = _place(device)
     started = time.perf_counter()
     print(f"{'check':<34} {'compared':>9} {'differ':>7} {'error':>9} {'limit':>9} {'s':>6}", file=out)
-    report = run(
-        [(name, check) for name, check in all_checks(place) if only in name],
-        lambda ledger: _line(ledger, out),
-    )
+    names = [name for name, _ in all_checks(place_of(device)) if only in name]
+    report = _run(device, names, lambda ledger: _line(ledger, out))
     seconds = time.perf_counter() - started
     compared = sum(ledger.comparisons for ledger in report.ledgers)
     print(f"{compared} comparisons, {report.differences} differences, {seconds:.0f} s", file=out)
@@ -39,6 +46,27 @@ def run_gate(device: str, *, file: Path | None, only: str, out: TextIO) -> int:
         told = json.dumps(evidence(report, device, seconds), indent=2, ensure_ascii=False)
         file.write_text(told + "\n", encoding="utf-8")
     return 0 if report.holds else 1
+
+
+def _run(device: str, names: Sequence[str], told: Callable[[Ledger], None]) -> Report:
+    if device != "cuda":
+        checks = dict(all_checks(place_of(device)))
+        return run([(name, checks[name]) for name in names], told)
+    ledgers = []
+    with ProcessPoolExecutor(PROCESSES, mp_context=get_context("spawn")) as pool:
+        for ledger in pool.map(_run_one, repeat(device), names):
+            told(ledger)
+            ledgers.append(ledger)
+    return Report(tuple(ledgers))
+
+
+def _run_one(device: str, name: str) -> Ledger:
+    """One check, in a process of the pool."""
+    checks = dict(all_checks(place_of(device)))
+    ledger = run([(name, checks[name])], lambda _: None).ledgers[0]
+    if device == "cuda" and not ledger.broken:
+        torch.cuda.empty_cache()  # the other processes need the room
+    return ledger
 
 
 def all_checks(place: Place) -> Iterator[tuple[str, Check]]:
@@ -91,7 +119,8 @@ def evidence(report: Report, device: str, seconds: float) -> dict[str, Any]:
     }
 
 
-def _place(device: str) -> Place:
+def place_of(device: str) -> Place:
+    """Device, type and sizes of a run."""
     if device == "cuda":
         return Place(torch.device("cuda"), torch.bfloat16, CARD)
     dispatch.INTERPRETED = True
