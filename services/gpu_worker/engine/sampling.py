@@ -159,10 +159,20 @@ def token_logprob(logits: Row, token: int, top: int) -> TokenLogprob:
     row = np.asarray(logits).astype(np.float64, copy=True)
     row -= row.max()
     row -= np.log(np.exp(row).sum())
-    best = np.argsort(-row, kind="stable")[:top]
+    best = _best(row, top)
     return TokenLogprob(
         token=token, logprob=float(row[token]), top=tuple((int(index), float(row[index])) for index in best)
     )
+
+
+def _best(row: NDArray[np.float64], count: int) -> NDArray[np.intp]:
+    """Ids of the `count` largest values, the smallest id first on ties; without sorting the whole vocabulary."""
+    count = min(count, len(row))
+    if count < 1:
+        return np.empty(0, dtype=np.intp)
+    least = np.partition(row, len(row) - count)[len(row) - count]
+    found = np.flatnonzero(row >= least)
+    return found[np.argsort(-row[found], kind="stable")[:count]]
 
 
 def picked(token: int) -> int:

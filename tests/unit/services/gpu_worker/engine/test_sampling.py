@@ -182,3 +182,15 @@ def test_logprobs_do_not_depend_on_where_the_row_lies() -> None:
     table = np.random.default_rng(2).normal(size=(9, 333)).astype(np.float32)
     for index in range(9):
         assert token_logprob(table[index], 7, 5) == token_logprob(table[index].copy(), 7, 5)
+
+
+@pytest.mark.parametrize("top", [0, 1, 3, 20, 64, 100])
+def test_the_likeliest_ids_are_those_of_a_whole_sort_ties_by_smallest_id(top: int) -> None:
+    draw = np.random.default_rng(5)
+    for row in (draw.normal(size=64), draw.integers(0, 4, size=64), np.zeros(64), np.full(64, -np.inf)):
+        row[7] = 1.0
+        values = row.astype(np.float32)
+        found = token_logprob(values, 3, top)
+        assert [token for token, _ in found.top] == np.argsort(-values.astype(np.float64), kind="stable")[
+            :top
+        ].tolist()
