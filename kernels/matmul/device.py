@@ -29,8 +29,7 @@ PREFILL_ROWS: Final = 128
 
 _PADDED_ROWS: Final = 64
 _FLOAT8: Final = torch.float8_e4m3fn
-_MOST_RUNS: Final = RUNS * 9 // 8
-"""`cut` gives a tenth more runs than RUNS at most."""
+LATE = False
 _MOST_ARRIVALS: Final = 65_536
 
 
@@ -114,7 +113,7 @@ def _product(x: Tensor, packed: Packed, prefill: bool, out_dtype: torch.dtype) -
 
 def _stream(x: Tensor, packed: Packed, out: Tensor, tile: RowTile, at: Cut) -> None:
     blocks = -(-x.shape[0] // tile.rows)
-    if at.runs > _MOST_RUNS or blocks * at.tiles > _MOST_ARRIVALS:
+    if at.runs > RUNS or blocks * at.tiles > _MOST_ARRIVALS:
         raise ValueError(f"{blocks} row blocks of {at} are more than the workspace holds")
     parts, arrivals = _workspace(x.device)
     stream_kernel[(blocks, at.runs)](
@@ -131,6 +130,7 @@ def _stream(x: Tensor, packed: Packed, out: Tensor, tile: RowTile, at: Cut) -> N
         UNIT_COLUMNS=UNIT_COLUMNS,
         STEPS=at.steps,
         TILES=at.tiles,
+        SLICES=at.slices,
         EACH=at.each,
         RUNS=at.runs,
         BLOCK_M=tile.rows,
@@ -140,6 +140,7 @@ def _stream(x: Tensor, packed: Packed, out: Tensor, tile: RowTile, at: Cut) -> N
         PAIRS=packed.pairs,
         SCALED=packed.scale is not None,
         OVERLAP=OVERLAP,
+        LATE=LATE,
         num_warps=tile.warps,
         **({"launch_pdl": True} if OVERLAP else {}),
     )
@@ -178,7 +179,7 @@ def _workspace(device: torch.device) -> tuple[Tensor, Tensor]:
 
     Allocated once and kept, so that a CUDA graph may hold its address; the first product must come before a capture.
     """
-    parts = torch.empty(2 * _MOST_RUNS * MOST_ROWS * UNIT_ROWS, dtype=torch.float32, device=device)
+    parts = torch.empty(2 * RUNS * MOST_ROWS * UNIT_ROWS, dtype=torch.float32, device=device)
     return parts, torch.zeros(_MOST_ARRIVALS, dtype=torch.int32, device=device)
 
 

@@ -1,8 +1,8 @@
 """The decode product: every program streams one run of weight units through a tile of rows.
 
-Units are numbered column tile by column tile, K ascending, and cut into equal runs, a function of (N, K) alone. A column
-tile that several runs share is finished by whichever program arrives last: it adds the stored parts in ascending order, so
-the bits do not tell who that was. Rows per tile, units per step and which operand is turned change nothing either (each
+Units are numbered column tile by column tile, K ascending, and cut into runs, a function of (N, K) alone. A column tile
+that several runs share is finished by whichever program arrives last: it adds the stored parts in ascending order, so the
+bits do not tell who that was. Rows per tile, units per step and which operand is turned change nothing either (each
 output is one ascending chain of K on the tensor cores; `kernels.gate` compares them), so they follow speed.
 """
 
@@ -17,6 +17,35 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 def silu_times(gate, up):
     """silu(gate) * up in float32; exp overflows to inf below -88, which gives the right 0."""
     return gate / (1.0 + tl.exp(-gate)) * up
+
+
+@triton.jit
+def widened(unit, dtype: tl.constexpr, FAST: tl.constexpr):
+    """A weight tile in the dtype of x. Float8 has eight instructions for four values: the bits move to where bfloat16 has
+    them, which is 2^-120 of the value, and one exact product puts the exponent right. (e4m3's NaN never occurs: `pack`.)
+    """
+    if unit.dtype == dtype:
+        return unit
+    if not FAST:
+        return unit.to(dtype)
+    return tl.inline_asm_elementwise(
+        """{
+        .reg .b32 a, b, raw;
+        cvt.u32.u16 raw, $1;
+        prmt.b32 a, 0, raw, 0x5040;
+        shr.b32 b, a, 4;
+        and.b32 a, a, 0x80008000;
+        and.b32 b, b, 0x07f007f0;
+        or.b32 a, a, b;
+        mov.b32 b, 0x7b807b80;
+        mul.bf16x2 $0, a, b;
+        }""",
+        "=r,h",
+        [unit],
+        dtype=tl.bfloat16,
+        is_pure=True,
+        pack=2,
+    )
 
 
 @triton.jit
@@ -38,8 +67,8 @@ def store_tile(acc, out, scale, first, row, rows, N: tl.constexpr, PAIRS: tl.con
 @triton.jit
 def finish_tile(
     acc, out, scale, parts, arrivals, tile, run, block, row, rows,
-    N: tl.constexpr, STEPS: tl.constexpr, EACH: tl.constexpr, TILES: tl.constexpr, RUNS: tl.constexpr,
-    PAIRS: tl.constexpr, SCALED: tl.constexpr,
+    N: tl.constexpr, STEPS: tl.constexpr, SLICES: tl.constexpr, EACH: tl.constexpr, TILES: tl.constexpr,
+    RUNS: tl.constexpr, PAIRS: tl.constexpr, SCALED: tl.constexpr,
 ):  # fmt: skip
     """Store the tile if this run has all of its K; else leave a part, and the last to arrive adds them in order.
 
@@ -48,7 +77,8 @@ def finish_tile(
     """
     ROWS: tl.constexpr = acc.shape[0]
     WIDTH: tl.constexpr = acc.shape[1]
-    head, tail = tile * STEPS // EACH, (tile * STEPS + STEPS - 1) // EACH
+    head = tile * SLICES if SLICES else tile * STEPS // EACH
+    tail = head + SLICES - 1 if SLICES else (tile * STEPS + STEPS - 1) // EACH
     if head == tail:
         store_tile(acc, out, scale, tile * WIDTH, row, rows, N, PAIRS, SCALED)
     else:
@@ -74,20 +104,26 @@ def finish_tile(
 def stream_kernel(
     x, weight, out, scale, parts, arrivals, rows,
     N: tl.constexpr, K: tl.constexpr, UNIT_ROWS: tl.constexpr, UNIT_COLUMNS: tl.constexpr, STEPS: tl.constexpr,
-    TILES: tl.constexpr, EACH: tl.constexpr, RUNS: tl.constexpr, BLOCK_M: tl.constexpr, DEEP: tl.constexpr,
-    STAGES: tl.constexpr, SWAP: tl.constexpr, PAIRS: tl.constexpr, SCALED: tl.constexpr, OVERLAP: tl.constexpr,
+    TILES: tl.constexpr, SLICES: tl.constexpr, EACH: tl.constexpr, RUNS: tl.constexpr,
+    BLOCK_M: tl.constexpr, DEEP: tl.constexpr, STAGES: tl.constexpr, SWAP: tl.constexpr, PAIRS: tl.constexpr, SCALED: tl.constexpr, OVERLAP: tl.constexpr,
+    LATE: tl.constexpr,
 ):  # fmt: skip
-    """out[rows, N] = x[rows, K] @ weight.T for one row block and one run of EACH units. Grid (row blocks, RUNS).
+    """out[rows, N] = x[rows, K] @ weight.T for one row block and one run of units. Grid (row blocks, RUNS).
 
-    weight [TILES, STEPS, UNIT_ROWS, UNIT_COLUMNS], zero-padded; STEPS and EACH are even. parts float32 [row blocks,
+    weight [TILES, STEPS, UNIT_ROWS, UNIT_COLUMNS], zero-padded to even STEPS; a run is one of the SLICES of a tile or EACH units. parts float32 [row blocks,
     2 * RUNS, tile]; arrivals int32 [row blocks, TILES], zero before and after. A step takes DEEP units along K. SWAP: the
     weight is the instruction's left operand, so that a tile may have 16 rows of x.
     """
     UNIT: tl.constexpr = UNIT_ROWS * UNIT_COLUMNS
     LENGTH: tl.constexpr = DEEP * UNIT_COLUMNS
     block, run = tl.program_id(0), tl.program_id(1)
-    first = run * EACH
-    last = tl.minimum(first + EACH, TILES * STEPS)
+    if SLICES:
+        begin, slice_ = run // SLICES * STEPS, run % SLICES
+        first = begin + slice_ * (STEPS // 2) // SLICES * 2
+        last = begin + (slice_ + 1) * (STEPS // 2) // SLICES * 2
+    else:
+        first = run * EACH
+        last = tl.minimum(first + EACH, TILES * STEPS)
     inner = tl.arange(0, LENGTH)
     lane = tl.arange(0, UNIT_ROWS)[:, None] * UNIT_COLUMNS
     unit_at = weight + (lane + ((inner // UNIT_COLUMNS) * UNIT + inner % UNIT_COLUMNS)[None, :])
@@ -95,24 +131,28 @@ def stream_kernel(
     rows_at = x + row.to(tl.int64)[:, None] * K + inner[None, :]
     live = (row < rows)[:, None]
     if OVERLAP:
-        gdc_launch_dependents()
+        if not LATE:
+            gdc_launch_dependents()
         gdc_wait()
     for tile in tl.range(first // STEPS, (last - 1) // STEPS + 1, num_stages=1):
         base = tile * STEPS
         start, stop = tl.maximum(first - base, 0) // DEEP, tl.minimum(last - base, STEPS) // DEEP
         acc = tl.zeros((UNIT_ROWS, BLOCK_M) if SWAP else (BLOCK_M, UNIT_ROWS), tl.float32)
         for step in tl.range(start, stop, num_stages=STAGES):
-            unit = tl.load(unit_at + (base + step * DEEP).to(tl.int64) * UNIT).to(x.dtype.element_ty)
+            unit = tl.load(unit_at + (base + step * DEEP).to(tl.int64) * UNIT)
+            unit = widened(unit, x.dtype.element_ty, OVERLAP)
             mask = live if K == STEPS * UNIT_COLUMNS else live & (step * LENGTH + inner < K)[None, :]
             taken = tl.load(rows_at + step * LENGTH, mask=mask, other=0.0)
             acc = tl.dot(unit, tl.trans(taken), acc) if SWAP else tl.dot(taken, tl.trans(unit), acc)
+        if OVERLAP and LATE and base + STEPS >= last:
+            gdc_launch_dependents()
         if SWAP:
             finish_tile(
                 tl.trans(acc), out, scale, parts, arrivals, tile, run, block, row, rows,
-                N, STEPS, EACH, TILES, RUNS, PAIRS, SCALED,
+                N, STEPS, SLICES, EACH, TILES, RUNS, PAIRS, SCALED,
             )  # fmt: skip
         else:
             finish_tile(
                 acc, out, scale, parts, arrivals, tile, run, block, row, rows,
-                N, STEPS, EACH, TILES, RUNS, PAIRS, SCALED,
+                N, STEPS, SLICES, EACH, TILES, RUNS, PAIRS, SCALED,
             )  # fmt: skip

@@ -20,23 +20,28 @@ class Cut:
     """Column tiles."""
     steps: int
     """Units of a column tile, padded to an even number."""
+    slices: int
+    """Runs of a column tile, about equal; 0: runs of `each` units that end where they end."""
     each: int
-    """Units of a run, an even number."""
+    """Units of a run where slices is 0, an even number."""
     runs: int
+    """Never more than `RUNS`: a second wave of programs costs what a run costs."""
 
 
 def cut(n: int, k: int) -> Cut:
-    """The cut of an [n, k] weight: `RUNS` equal runs, or a few more or less where runs then end with column tiles.
+    """The cut of an [n, k] weight.
 
-    A shared tile costs its parts' way through memory and a wait at the end, so a tenth of imbalance is the better deal.
+    A shared tile costs its parts' way through memory and a wait at the end, so runs end with column tiles where that
+    leaves at most a fifth of the programs without work or a tenth of the work uneven.
     """
     tiles, steps = -(-n // UNIT_ROWS), -(-k // (2 * UNIT_COLUMNS)) * 2
-    units = tiles * steps
-    each = max(LEAST_RUN, -(-units // (2 * RUNS)) * 2)
-    whole = max(1, round(each / steps)) * steps
-    if abs(whole - each) * 10 <= each:
-        each = whole
-    return Cut(tiles, steps, each, -(-units // each))
+    slices = min(RUNS // tiles, max(1, steps // LEAST_RUN))
+    if slices and (5 * tiles * slices >= 4 * RUNS or slices == steps // LEAST_RUN):
+        return Cut(tiles, steps, slices, 0, tiles * slices)
+    each = max(LEAST_RUN, -(-tiles * steps // (2 * RUNS)) * 2)
+    whole = -(-each // steps) * steps
+    each = whole if 10 * whole <= 11 * each else each
+    return Cut(tiles, steps, 0, each, -(-tiles * steps // each))
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +59,15 @@ class RowTile:
 
 
 _TILES: Final = (
-    RowTile(16, 1, 5, 4, True),
+    RowTile(16, 2, 4, 4, True),
     RowTile(32, 2, 4, 4, True),
     RowTile(64, 2, 4, 8, False),
-    RowTile(128, 1, 4, 8, False),
+    RowTile(128, 1, 6, 8, False),
 )
 
 
 _FLOAT8_TILES: Final = (
-    RowTile(16, 2, 5, 4, True),
+    RowTile(16, 2, 8, 4, True),
     RowTile(32, 2, 5, 4, True),
     RowTile(64, 2, 4, 8, True),
     RowTile(128, 2, 3, 8, True),
