@@ -35,8 +35,9 @@ def cut(n: int, k: int) -> Cut:
     leaves at most a fifth of the programs without work or a tenth of the work uneven.
     """
     tiles, steps = -(-n // UNIT_ROWS), -(-k // (2 * UNIT_COLUMNS)) * 2
-    slices = min(RUNS // tiles, max(1, steps // LEAST_RUN))
-    if slices and (5 * tiles * slices >= 4 * RUNS or slices == steps // LEAST_RUN):
+    most = max(1, steps // LEAST_RUN)
+    slices = min(RUNS // tiles, most)
+    if slices and (5 * tiles * slices >= 4 * RUNS or slices == most):
         return Cut(tiles, steps, slices, 0, tiles * slices)
     each = max(LEAST_RUN, -(-tiles * steps // (2 * RUNS)) * 2)
     whole = -(-each // steps) * steps
