@@ -52,9 +52,9 @@ def _pack_kernel(
     TILE: tl.constexpr,
 ):
     """Program (rows, head of q, k or v, or all gates); rows that are not real become zeros, which leave a state as it is."""
-    block = tl.program_id(1)
+    block = tl.program_id(0)
     channels: tl.constexpr = 2 * KEY_HEADS * DK + VALUE_HEADS * DV
-    t = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    t = tl.program_id(1) * TILE + tl.arange(0, TILE)
     real = (t < rows)[:, None]
     source = y + t.to(tl.int64)[:, None] * Y_ROW
     if block == 2 * KEY_HEADS + VALUE_HEADS:
@@ -76,14 +76,12 @@ def _pack_kernel(
     total = tl.zeros([TILE, BLOCK], tl.float32)
     for j in tl.static_range(TAPS):
         back = (t + j - (TAPS - 1))[:, None]
-        old = tl.load(
-            window + (back + TAPS - 1) * channels + channel, mask=within & real & (back < 0), other=0.0
-        )
-        new = tl.load(
-            source + (j - (TAPS - 1)) * Y_ROW + channel, mask=within & real & (back >= 0), other=0.0
-        )
-        tap = tl.load(conv + j * channels + channel, mask=within, other=0.0)
-        total += tl.where(back < 0, old, new).to(tl.float32) * tap
+        at = source + (j - (TAPS - 1)) * Y_ROW + channel
+        x = tl.load(at, mask=within & real & (back >= 0), other=0.0)
+        if tl.program_id(1) == 0:
+            kept = window + (back + TAPS - 1) * channels + channel
+            x = tl.where(back < 0, tl.load(kept, mask=within & real & (back < 0), other=0.0), x)
+        total += x.to(tl.float32) * tl.load(conv + j * channels + channel, mask=within, other=0.0)
     u = silu(total)
     factor = tl.rsqrt(tl.sum(tl.where(within, u * u, 0.0), axis=1) + EPS) * tl.where(
         block < KEY_HEADS, scale, 1.0
@@ -126,27 +124,20 @@ def _intra_kernel(
     system = tl.dot(key, tl.trans(key), input_precision=PRECISION) * decay * beta[:, None]
     system = tl.where(i[:, None] > i[None, :], system, 0.0)
 
-    # T of the four diagonal blocks of 16 by substitution, all four at once; a warp holds one block.
-    r = tl.arange(0, 16)
-    four = tl.arange(0, 4)
-    own = (four[:, None] == four[None, :])[:, None, :, None]
-    diagonal = tl.sum(tl.where(own, tl.reshape(system, [4, 16, 4, 16]), 0.0), axis=2)
-    unit = (r[:, None] == r[None, :])[None, :, :]
-    solved = tl.where(unit, 1.0, 0.0) + tl.zeros([4, 16, 16], tl.float32)
-    for step in range(1, 16):
-        here = (r == step)[None, :, None]
-        factors = tl.sum(tl.where(here, diagonal, 0.0), axis=1)
-        update = tl.sum(factors[:, :, None] * solved, axis=1)
-        solved = tl.where(here, tl.where((r == step)[None, None, :], 1.0, 0.0) - update[:, None, :], solved)
-    blocks = tl.where(own, solved[:, :, None, :], 0.0)
-    blocks = tl.reshape(blocks, [64, 64])
-    # (D^-1 + L)^-1 = (I - N) (I + N^2) D with N = D L, of which the fourth power is zero.
-    below = tl.where(i[:, None] // 16 > i[None, :] // 16, system, 0.0)
-    power = tl.dot(blocks, below, input_precision=PRECISION)
-    twice = tl.dot(power, power, input_precision=PRECISION)
-    even = blocks + tl.dot(twice, blocks, input_precision=PRECISION)
-    whole = even - tl.dot(power, even, input_precision=PRECISION)
-    tl.store(inverse + square, whole.to(inverse.dtype.element_ty))
+    # T by doubling: of blocks of 2 it is I - A, and two neighbours D with L below them give D - D L D. Its entries stay
+    # near 1 whatever the keys, which those of the powers of A would not.
+    kind: tl.constexpr = tl.float16 if mixed.dtype.element_ty == tl.bfloat16 else tl.float32
+    row, column = i[:, None], i[None, :]
+    solved = tl.where(row == column, 1.0, 0.0) - tl.where(row // 2 == column // 2, system, 0.0)
+    for level in tl.static_range(1, 6):
+        below = (row // 2 ** (level + 1) == column // 2 ** (level + 1)) & (
+            row // 2**level > column // 2**level
+        )
+        factor = solved.to(kind)
+        lower_part = tl.where(below, system, 0.0).to(kind)
+        inner = tl.dot(lower_part, factor, input_precision=PRECISION)
+        solved -= tl.dot(factor, inner.to(kind), input_precision=PRECISION)
+    tl.store(inverse + square, solved.to(inverse.dtype.element_ty))
 
 
 @triton.jit(do_not_specialize=["chunks"])
@@ -261,7 +252,7 @@ def prefill_rows(
         TILE=tile,
         PRECISION=precision,
         num_warps=4,
-        num_stages=2,
+        num_stages=3 if y.dtype == torch.bfloat16 else 1,
     )
     return out
 
@@ -272,7 +263,7 @@ def _pack(y: Tensor, weights: MixWeights, window: Tensor, rows: int, shape: Delt
     mixed = torch.empty(count, shape.channels, dtype=y.dtype, device=y.device)
     gates = torch.empty(count, 2, shape.value_heads, dtype=torch.float32, device=y.device)
     widest = max(shape.key_dim, shape.value_dim)
-    _pack_kernel[(count // _PACK_ROWS, 2 * shape.key_heads + shape.value_heads + 1)](
+    _pack_kernel[(2 * shape.key_heads + shape.value_heads + 1, count // _PACK_ROWS)](
         y,
         weights.conv,
         weights.rate,

@@ -12,8 +12,11 @@ from kernels.launch import OVERLAP
 from kernels.paged_attention.plan import CardAttention
 from kernels.tiles import ROWS
 
+_PREFILL_ROWS = 8
+"""Rows of a program in a prefill; decode and verify take one, to have programs enough."""
 
-@triton.jit(do_not_specialize=["columns", "table_row"])
+
+@triton.jit(do_not_specialize=["rows", "columns", "table_row"])
 def _write_kernel(
     y,
     scale,
@@ -24,6 +27,7 @@ def _write_kernel(
     tables,
     starts,
     counts,
+    rows,
     columns,
     table_row,
     eps,
@@ -34,53 +38,55 @@ def _write_kernel(
     HALF: tl.constexpr,
     BLOCK_D: tl.constexpr,
     PAGE: tl.constexpr,
+    ROWS: tl.constexpr,
     NORMED: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Program (row, head): queries first, then keys, then values. The norm's sum runs over the head in one piece."""
+    """Program (head, rows): queries first, then keys, then values. The norm's sum runs over the head in one piece."""
     if OVERLAP:
         gdc_launch_dependents()
         gdc_wait()
-    row, head = tl.program_id(0), tl.program_id(1)
+    head = tl.program_id(0)
+    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     sequence, t = row // columns, row % columns
-    if t >= tl.load(counts + sequence):
-        return
-    d = tl.arange(0, BLOCK_D)
-    inside = d < D
-    source = y + row.to(tl.int64) * Y_ROW
-    position = tl.load(starts + sequence) + t
-    is_query = head < HEADS
-    page = tl.zeros([], tl.int64)
+    count = tl.load(counts + sequence, mask=row < rows, other=0)
+    real = t < count
+    d = tl.arange(0, BLOCK_D)[None, :]
+    inside = real[:, None] & (d < D)
+    source = y + row.to(tl.int64)[:, None] * Y_ROW
+    position = tl.load(starts + sequence, mask=real, other=0) + t
+    page = tl.zeros([ROWS], tl.int64)
     if head >= HEADS:
-        block = tl.load(tables + sequence * table_row + position // PAGE).to(tl.int64)
-        kv_head = (head - HEADS) % KV_HEADS
-        page = ((block * KV_HEADS + kv_head) * PAGE + position % PAGE) * D
+        block = tl.load(tables + sequence * table_row + position // PAGE, mask=real, other=0).to(tl.int64)
+        page = ((block * KV_HEADS + (head - HEADS) % KV_HEADS) * PAGE + position % PAGE) * D
     if head >= HEADS + KV_HEADS:
         column = Y_ROW + (head - HEADS - 2 * KV_HEADS) * D
         x = tl.load(source + column + d, mask=inside, other=0.0)
-        tl.store(values + page + d, x, mask=inside)
+        tl.store(values + page[:, None] + d, x, mask=inside)
         # Attention reads whole pages: behind the last row they hold zeros, whatever was there before.
-        rest = tl.where(t == tl.load(counts + sequence) - 1, PAGE - 1 - position % PAGE, 0)
-        for r in range(1, rest + 1):
-            tl.store(values + page + r * D + d, tl.zeros([BLOCK_D], values.dtype.element_ty), mask=inside)
+        rest = tl.where(t == count - 1, PAGE - 1 - position % PAGE, 0)
+        for r in range(1, tl.max(rest, axis=0) + 1):
+            behind = inside & (r <= rest)[:, None]
+            nothing = tl.zeros([ROWS, BLOCK_D], values.dtype.element_ty)
+            tl.store(values + page[:, None] + r * D + d, nothing, mask=behind)
         return
     x = tl.load(source + head * D + d, mask=inside, other=0.0).to(tl.float32)
-    factor = tl.rsqrt(tl.sum(x * x) / D + eps) if NORMED else 1.0
-    normed = x * factor * tl.load(scale + head * D + d, mask=inside, other=0.0)
+    factor = tl.rsqrt(tl.sum(x * x, axis=1) / D + eps)[:, None] if NORMED else 1.0
+    normed = x * factor * tl.load(scale + head * D + d, mask=d < D, other=0.0)
     # The partner of element i of the first half is i + HALF: it is normed again here rather than exchanged.
     partner = tl.where(d < HALF, d + HALF, d - HALF)
-    turns = d < 2 * HALF
+    turns = inside & (d < 2 * HALF)
     other = tl.load(source + head * D + partner, mask=turns, other=0.0).to(tl.float32)
-    other = other * factor * tl.load(scale + head * D + partner, mask=turns, other=0.0)
-    angle = cos_sin + row.to(tl.int64) * (2 * HALF) + d % HALF
+    other = other * factor * tl.load(scale + head * D + partner, mask=d < 2 * HALF, other=0.0)
+    angle = cos_sin + row.to(tl.int64)[:, None] * (2 * HALF) + d % HALF
     cos = tl.load(angle, mask=turns, other=1.0)
     sin = tl.load(angle + HALF, mask=turns, other=0.0)
     turned = normed * cos + tl.where(d < HALF, -other, other) * sin
     result = tl.where(turns, turned, normed).to(query.dtype.element_ty)
-    if is_query:
-        tl.store(query + (row.to(tl.int64) * HEADS + head) * D + d, result, mask=inside)
+    if head < HEADS:
+        tl.store(query + (row.to(tl.int64) * HEADS + head)[:, None] * D + d, result, mask=inside)
     else:
-        tl.store(keys + page + d, result, mask=inside)
+        tl.store(keys + page[:, None] + d, result, mask=inside)
 
 
 def write(
@@ -96,7 +102,8 @@ def write(
     rows, kv_heads, width = y.shape[0], keys.shape[1], keys.shape[3]
     heads, half = scale.shape[0] - kv_heads, cos_sin.shape[-1]
     query = torch.empty(rows, heads, width, dtype=y.dtype, device=y.device)
-    _write_kernel[(rows, heads + 2 * kv_heads)](
+    together = _PREFILL_ROWS if card.prefill else 1
+    _write_kernel[(heads + 2 * kv_heads, triton.cdiv(rows, together))](
         y,
         scale,
         cos_sin,
@@ -106,6 +113,7 @@ def write(
         card.block_tables,
         card.starts,
         card.counts,
+        rows,
         card.columns,
         card.block_tables.stride(0),
         0.0 if eps is None else eps,
@@ -116,9 +124,10 @@ def write(
         HALF=half,
         BLOCK_D=triton.next_power_of_2(width),
         PAGE=ROWS,
+        ROWS=together,
         NORMED=eps is not None,
         OVERLAP=OVERLAP,
-        num_warps=1,
+        num_warps=4 if card.prefill else 1,
         **({"launch_pdl": True} if OVERLAP else {}),
     )
     return query
