@@ -69,8 +69,11 @@ class PinnedSlab:
         return copy.copy_(values, non_blocking=True)
 
     def drop(self, copy: Tensor) -> None:
-        """The place serves the next copy of this size; copies are queued in order, so a reader before it is done by then."""
-        self._places.give(copy.data_ptr() - self._bytes.data_ptr(), copy.numel() * copy.element_size())
+        """The place serves the next copy of this size; copies are queued in order, so a reader before it is done by then.
+        A copy that lies elsewhere (another tier's, or plain memory) is its own affair."""
+        start = copy.data_ptr() - self._bytes.data_ptr()
+        if 0 <= start < len(self._bytes):
+            self._places.give(start, copy.numel() * copy.element_size())
 
 
 def host_memory(budget: int, *, pinned: bool) -> HostMemory:

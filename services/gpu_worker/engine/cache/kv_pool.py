@@ -66,15 +66,14 @@ class KVPool:
         self.v[:, block] = rows[1]
 
     def write_blocks(self, blocks: Sequence[int], rows: Sequence[Tensor]) -> None:
-        """Copy into blocks what `read_block` answered, some at a time: one transfer a block, one write into the pool for
-        all of them. From pinned memory nothing waits."""
-        shape = (_STAGED, *rows[0].shape)
-        staged = torch.empty(shape, dtype=self.k.dtype, device=self.k.device)
-        for first in range(0, len(blocks), _STAGED):
-            part = rows[first : first + _STAGED]
-            for place, copy in zip(staged, part, strict=False):
-                place.copy_(copy, non_blocking=True)
-            index = torch.tensor(blocks[first : first + len(part)], dtype=torch.int64).to(self.k.device)
+        """Copy into blocks what `read_block` answered, some at a time: one transfer for copies that lie side by side, one
+        write into the pool for all of them. From pinned memory nothing waits."""
+        order = sorted(range(len(blocks)), key=lambda number: rows[number].data_ptr())
+        staged = torch.empty((_STAGED, *rows[0].shape), dtype=self.k.dtype, device=self.k.device)
+        for first in range(0, len(order), _STAGED):
+            part = order[first : first + _STAGED]
+            _stage([rows[number] for number in part], staged)
+            index = torch.tensor([blocks[number] for number in part], dtype=torch.int64).to(self.k.device)
             self.k.index_copy_(1, index, staged[: len(part), 0].transpose(0, 1))
             self.v.index_copy_(1, index, staged[: len(part), 1].transpose(0, 1))
 
@@ -97,3 +96,24 @@ def _rows(blocks: Tensor) -> Tensor:
     """[planes, n, kv_heads, 64, head_dim] -> [planes, kv_heads, n * 64, head_dim]."""
     planes, count, heads, rows, width = blocks.shape
     return blocks.transpose(1, 2).reshape(planes, heads, count * rows, width)
+
+
+def _stage(rows: Sequence[Tensor], staged: Tensor) -> None:
+    """Copy rows, in the order of their addresses, into the first places of `staged`: each run of neighbours at once."""
+    size = rows[0].numel() * rows[0].element_size()
+    first = 0
+    while first < len(rows):
+        last = first + 1
+        while last < len(rows) and _follows(rows[last - 1], rows[last], size):
+            last += 1
+        run = rows[first]
+        if last - first > 1:
+            run = run.as_strided((last - first, *run.shape), (run.numel(), *run.stride()))
+        staged[first:last].view(run.shape).copy_(run, non_blocking=True)
+        first = last
+
+
+def _follows(one: Tensor, other: Tensor, size: int) -> bool:
+    """Whether `other` lies right behind `one`, of `size` bytes, in the same allocation."""
+    same = one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+    return same and other.data_ptr() == one.data_ptr() + size

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from kernels.checksum import checksum
 from services.gpu_worker.engine.cache.kv_pool import KVPool
 from services.gpu_worker.engine.models.random import TINY
 from shared.errors import EngineFault
@@ -63,3 +64,21 @@ def test_rows_outside_the_table_are_refused() -> None:
             pool.read_rows(TABLE, start, stop)
     with pytest.raises(EngineFault, match="outside a table"):
         pool.write_rows(TABLE, 190, torch.zeros(2, TINY.planes, TINY.kv_heads, 3, TINY.head_dim))
+
+
+def test_copies_that_lie_side_by_side_come_back_in_their_places() -> None:
+    """In any order, from one slab and from elsewhere, more than are staged at once."""
+    count = 40
+    pool = KVPool(TINY, count)
+    generator = torch.Generator().manual_seed(5)
+    pool.k.normal_(generator=generator)
+    pool.v.normal_(generator=generator)
+    expected = [pool.read_block(block) for block in range(count)]
+    slab = torch.stack(expected[::-1])
+    copies = [slab[count - 1 - block] if block % 7 else expected[block].clone() for block in range(count)]
+    pool.k.zero_()
+    pool.v.zero_()
+    order = [(block * 17 + 3) % count for block in range(count)]
+    pool.write_blocks(order, [copies[block] for block in order])
+    assert all(torch.equal(pool.read_block(block), expected[block]) for block in range(count))
+    assert pool.sums_of(order) == [checksum(expected[block]) for block in order]
