@@ -1,4 +1,4 @@
-"""Paged attention: a row at any column of any launch, lengths at every edge, prompts cut anywhere on the grid; the write."""
+"""Paged attention: a row at any column of any launch, lengths at every edge, prompts cut anywhere on the grid."""
 
 from __future__ import annotations
 
@@ -12,26 +12,22 @@ from torch import Tensor
 from kernels import paged_attention
 from kernels.gate.ledger import Check, Ledger
 from kernels.gate.sizes import Place
-from kernels.norm_rope import rope_table
-from kernels.paged_attention import SPLIT_ROWS, AttentionPlan, CardAttention, WritePlan
+from kernels.paged_attention import SPLIT_ROWS, AttentionPlan, CardAttention
 from kernels.tiles import ROWS
-
-EPS = 1e-6
 
 
 def checks(place: Place) -> Iterator[tuple[str, Check]]:
-    """Decode and verify, prefill, and the launch that writes."""
+    """Decode and verify, then prefill, with and without a window."""
     for window in place.sizes.windows:
         label = f" window {window}" if window else ""
         yield f"attention verify{label}", partial(_verify, place, window)
         yield f"attention prefill{label}", partial(_prefill, place, window)
-    yield "attention norm, rope, write", partial(_write, place)
 
 
 class Pages:
     """Sequences of the given lengths, their blocks scattered in a plane where nothing else was ever written.
 
-    Behind a sequence's last row its page holds zeros, as a write leaves it.
+    Behind a sequence's last row its page of values holds zeros, as a write leaves it.
     """
 
     def __init__(self, place: Place, lengths: Sequence[int]) -> None:
@@ -54,8 +50,8 @@ class Pages:
         for sequence, length in enumerate(lengths):
             at = torch.arange(length, device=place.device)
             where = self.tables[sequence, at // ROWS].long()
+            self.values[where] = 0
             for part, pool in zip(self.fresh, (self.keys, self.values), strict=True):
-                pool[where] = 0
                 pool[where, :, at % ROWS] = part[sequence, :length]
 
     def launch(
@@ -145,49 +141,3 @@ def _prefill(place: Place, window: int, ledger: Ledger) -> None:
     for position in {0, 63, 64, length - 1}:
         exact = pages.exact(0, position, window)
         ledger.close(wholes[0][position], exact, place.limit(half=8e-3, single=5e-6))
-
-
-def _write(place: Place, ledger: Ledger) -> None:
-    """Rows of all sequences in one launch, against every row in a launch of its own: queries and pages."""
-    sizes = place.sizes
-    columns = max(sizes.columns)
-    starts = [max(0, edge - columns // 2) for edge in sizes.edges]
-    counts = [columns - number % 3 for number in range(len(starts))]
-    width = (2 * sizes.heads + 2 * sizes.kv_heads) * sizes.head_dim
-    y = place.normal(len(starts), columns, width, seed=4)
-    scale = 1 + place.normal(
-        sizes.heads + sizes.kv_heads, sizes.head_dim, seed=5, scale=0.1, dtype=torch.float32
-    )
-    rope = rope_table(2 * sizes.rotary_half, 1e6, max(starts) + columns).to(place.device)
-    table = max(starts) // ROWS + 2
-    blocks = torch.arange(table * len(starts), device=place.device, dtype=torch.int32).view(len(starts), -1)
-
-    def launch(
-        sequences: Sequence[int], first: int, taken: Sequence[int], wide: int, pools: Tensor
-    ) -> Tensor:
-        at = [starts[sequence] + first for sequence in sequences]
-        card = CardAttention(
-            blocks[list(sequences)].contiguous(), place.ints(*at), place.ints(*taken), wide, 1
-        )
-        positions = torch.tensor(at)[:, None] + torch.arange(wide)
-        turned = rope[positions.clamp(max=len(rope) - 1).flatten().to(place.device)]
-        plan = WritePlan(turned.contiguous(), torch.empty(0, dtype=torch.int64), None, card)
-        given = y[list(sequences), first : first + wide].reshape(-1, width)
-        out = paged_attention.qk_norm_rope_write(given.contiguous(), scale, pools[0], pools[1], plan, EPS)
-        return out.view(len(sequences), wide, sizes.heads, sizes.head_dim)
-
-    pools = [place.nan(2, table * len(starts), sizes.kv_heads, ROWS, sizes.head_dim) for _ in range(2)]
-    whole = launch(range(len(starts)), 0, counts, columns, pools[0])
-    for sequence, count in enumerate(counts):
-        for t in range(count):
-            row = launch([sequence], t, [1], 1, pools[1])[0, 0]
-            ledger.equal(whole[sequence, t], row, f"query of column {t} of sequence {sequence}")
-    ledger.equal(pools[0], pools[1], "pages")
-    first = y[0, 0].double().view(-1, sizes.head_dim)[: sizes.heads]
-    normed = first * torch.rsqrt(first.square().mean(-1, keepdim=True) + EPS) * scale[: sizes.heads]
-    cos, sin = rope[starts[0]].double()
-    one, other = normed[:, : sizes.rotary_half], normed[:, sizes.rotary_half : 2 * sizes.rotary_half]
-    turned = torch.cat(
-        [one * cos - other * sin, other * cos + one * sin, normed[:, 2 * sizes.rotary_half :]], 1
-    )
-    ledger.close(whole[0, 0], turned, place.limit(single=2e-6))
