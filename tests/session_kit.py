@@ -118,8 +118,10 @@ class StandIn:
 
     runs_whole = uncaptured = False
 
-    def whole(self, rows: Sequence[WholeRow]) -> list[WholeResult]:
+    def whole(self, rows: Sequence[WholeRow], *, more: bool = False) -> list[WholeResult]:
         raise AssertionError("nothing runs whole here")
+
+    def land(self) -> None: ...
 
     def accept(self, slot: int, rows: int) -> None:
         self._slots[slot].extend(self._open.pop(slot)[:rows])

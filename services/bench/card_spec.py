@@ -78,6 +78,7 @@ class Speculator:
         self.rounds.tail_counts[:sequences] = 1
         self.rounds.tail_hidden.normal_()
         self.rounds.left[:sequences] = 1 << 20
+        self.rounds.wide[:sequences] = columns
 
     def run(self, size: Size, count: int, *, overlapped: bool) -> tuple[float, float]:
         """Seconds a round, and seconds a round of the host's own work. Overlapped: a round is launched before the one

@@ -53,6 +53,8 @@ class DeviceRounds:
 
         self.left = ints(most)
         """Rows that the sequence may still commit."""
+        self.wide = ints(most)
+        """Columns that the sequence's rounds have while `left` allows them."""
         self.stops = ints(most, STOPS, value=_NOTHING)
         self.tail_tokens = ints(most, inputs.columns)
         self.tail_counts = ints(most)
@@ -142,7 +144,7 @@ class DeviceRounds:
         head.copy_((head + folded) % self._states.capacity)
         pending.add_(rows - folded)
         store.copy_(pending >= self._states.placement.fold_rows)
-        counts.copy_(left.clamp(0, columns))
+        counts.copy_(torch.minimum(left.clamp_min(0), self.wide[:sequences]))
         return told
 
     def _accepted(self, picks: Tensor, ids: Tensor, counts: Tensor) -> Tensor:

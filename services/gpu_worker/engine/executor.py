@@ -146,16 +146,25 @@ class Executor:
 
     def _burst(self, streams: Sequence[Stream], rounds: int, stop: Callable[[], bool]) -> None:
         """Run up to `rounds` rounds over the streams that go on; ends early when `stop` says so."""
-        for _ in range(rounds):
-            ran = False
-            ready = [stream for stream in streams if stream.going and self._has_room(stream)]
-            for group in self._headroom.groups(ready):
-                with self._launch(group):
-                    ran = run_round([stream.session for stream in group], self._runner) or ran
-                    self._headroom.fitted()
-            if not ran or stop():
-                return
-            self._between()
+        try:
+            for left in range(rounds, 0, -1):
+                if not self._round(streams, more=left > 1) or stop():
+                    return
+                self._between()
+        finally:
+            self._runner.land()
+
+    def _round(self, streams: Sequence[Stream], *, more: bool) -> bool:
+        """One round; false when no stream could run it. `more` = another one is meant to follow."""
+        ran = False
+        ready = [stream for stream in streams if stream.going and self._has_room(stream)]
+        groups = self._headroom.groups(ready)
+        for group in groups:
+            with self._launch(group):
+                sessions = [stream.session for stream in group]
+                ran = run_round(sessions, self._runner, more=more and len(groups) == 1) or ran
+                self._headroom.fitted()
+        return ran
 
     def _has_room(self, stream: Stream) -> bool:
         """Whether its next round has blocks; it gets free ones. Without, it sits out and the engine makes way."""

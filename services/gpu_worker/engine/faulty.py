@@ -41,10 +41,13 @@ class FaultyRunner:
     def runs_whole(self) -> bool:
         return self._runner.runs_whole
 
-    def whole(self, rows: Sequence[WholeRow]) -> list[WholeResult]:
-        results = self._runner.whole(rows)
+    def whole(self, rows: Sequence[WholeRow], *, more: bool = False) -> list[WholeResult]:
+        results = self._runner.whole(rows, more=more)
         self._faults.launched("verify", self._streams(rows))
         return results
+
+    def land(self) -> None:
+        self._runner.land()
 
     def accept(self, slot: int, rows: int) -> None:
         self._runner.accept(slot, rows)

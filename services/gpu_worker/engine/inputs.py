@@ -81,6 +81,12 @@ class RoundInputs:
         if self._copied is not None:
             self._copied.record()
 
+    def refresh(self, tables: Sequence[Sequence[int] | None]) -> None:
+        """Send tables that changed since the last round; null = that row keeps its own."""
+        for row, table in enumerate(tables):
+            if table is not None:
+                self._table(row, table)
+
     def _table(self, row: int, table: Sequence[int]) -> None:
         if self._seen[row] == table:
             return

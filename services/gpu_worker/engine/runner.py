@@ -128,10 +128,12 @@ class ModelRunner:
 
     @memory_faults()
     @torch.no_grad()
-    def whole(self, rows: Sequence[WholeRow]) -> list[WholeResult]:
+    def whole(self, rows: Sequence[WholeRow], *, more: bool = False) -> list[WholeResult]:
         """Run one round over distinct slots on a card, for streams whose rows a card may pick (`device_pickable`).
 
         As `verify`, and `accept` must follow for every slot; the head's drafts and all picks are made in the same launch.
+        `more` = the caller means to ask for the next round of the same sequences, which may then start already; `land`
+        must follow the last one before anything else is done with the slots.
         """
         self._bind()
         if self._whole is None:
@@ -147,9 +149,14 @@ class ModelRunner:
                 for row in rows
             ]
         )
-        results = self._whole.run(rows)
+        results = self._whole.run(rows, more=more)
         self.uncaptured = self._whole.uncaptured
         return results
+
+    def land(self) -> None:
+        """No round that was started ahead is on its way any more. Idempotent."""
+        if self._whole is not None:
+            self._whole.land()
 
     def accept(self, slot: int, rows: int) -> None:
         """Commit the first `rows` (0..T) columns of the slot's last verify. Exactly once between two verifies."""

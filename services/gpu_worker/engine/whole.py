@@ -1,28 +1,34 @@
 """Rounds run whole on a card for sequences that the host fills in and reads again: one launch, one small copy back.
 
-The host stays the one who knows where a stream stands: it fills every round's rows, walks the picks by its own rules and
-commits. (`DeviceRounds` can also go on unasked; then the host reads behind it.)
+The host stays the one who knows where a stream stands: it walks the picks by its own rules and commits. So that the card
+need not wait for it, the next round of the same sequences is launched before the host has read this one (`more`): the card
+knows where they go on. When the host then asks for just that round, it is there already; when it asks for anything else
+(a stream joined, was cancelled, drafts otherwise), what flies is landed and its rows are nobody's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
 
+from kernels.tiles import ROWS
 from services.gpu_worker.engine.batch import DraftRows
 from services.gpu_worker.engine.cache.kv_pool import KVPool
 from services.gpu_worker.engine.cache.state_pool import StatePool
 from services.gpu_worker.engine.config import EngineConfig
-from services.gpu_worker.engine.device_rounds import DeviceRounds
+from services.gpu_worker.engine.device_rounds import STOPS, DeviceRounds
 from services.gpu_worker.engine.graphs import Size, bucket, buckets
 from services.gpu_worker.engine.inputs import RoundInputs
 from services.gpu_worker.engine.layers.steps import Span
 from services.gpu_worker.engine.models.hybrid import HybridModel
 from services.gpu_worker.engine.requests import SamplingParams
+
+_NOTHING: Final = -2
+"""A stop id that no pick equals: a broken row is -1."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,6 +45,9 @@ class WholeRow:
     k: int = 0
     catch_up: DraftRows | None = None
     """With k: rows of the draft plane up to the anchor's, which the head reads first."""
+    left: int = 0
+    """Rows that the stream may still commit, this round's among them; 0 = its next round is not known in advance."""
+    stops: frozenset[int] = frozenset()
     eager: bool = False
 
     @property
@@ -52,6 +61,43 @@ class WholeResult(NamedTuple):
     drafts: list[int]
     picks: list[int]
     hidden: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Seat:
+    """Where a sequence stands in a round that was launched."""
+
+    slot: int
+    start: int
+    anchor: int
+    columns: int
+    k: int
+    left: int
+    caught_up: tuple[int, ...]
+    """Tokens that the head reads first, if it drafts."""
+
+    def holds(self, row: WholeRow) -> bool:
+        """Whether this is the round that the row asks for."""
+        tokens = tuple(row.catch_up.tokens) if row.catch_up is not None else ()
+        return not row.given and (row.slot, row.start, row.anchor, row.columns, row.k, tokens) == (
+            self.slot,
+            self.start,
+            self.anchor,
+            self.columns,
+            self.k,
+            self.caught_up if self.k else (),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    """A round on its way."""
+
+    size: Size
+    seats: list[_Seat]
+    told: Tensor
+    hidden: Tensor
+    done: torch.cuda.Event | None
 
 
 class WholeRounds:
@@ -70,15 +116,19 @@ class WholeRounds:
         self._vocab = model.dims.vocab
         self._catch_up = catch_up
         self._drafts = model.mtp is not None
+        self._pinned = states.placement.graphs
         device = kv.k.device
         self._inputs = RoundInputs(config.max_batch, states.max_verify, blocks, device, states.scratch)
         self._rounds = DeviceRounds(model, kv, states, self._inputs)
-        self._tail = torch.zeros(
-            config.max_batch, states.max_verify + 2, dtype=torch.int32, pin_memory=device.type == "cuda"
-        )
+        most, columns = config.max_batch, states.max_verify
+        self._told = [
+            torch.zeros(most * 2 * columns, dtype=torch.int32, pin_memory=self._pinned) for _ in range(2)
+        ]
+        self._extra = torch.zeros(most, columns + 4 + STOPS, dtype=torch.int32, pin_memory=self._pinned)
+        self._seated: list[tuple[SamplingParams, int]] = []
+        self._flight: _Flight | None = None
         self.uncaptured = False
         """Whether the last round wanted a graph that could not be captured."""
-        self._seated: list[tuple[SamplingParams, int]] = []
 
     def prepare(self, drafts: int, report: Callable[[str], None]) -> None:
         """Capture rounds of every number of sequences with no drafts, and with `drafts` by the head."""
@@ -88,8 +138,47 @@ class WholeRounds:
         if columns > 1 and self._drafts:
             self._rounds.graphs.prepare_all([(count, columns) for count in sequences], report)
 
-    def run(self, rows: Sequence[WholeRow]) -> list[WholeResult]:
-        """One round; slots are distinct. `accept` must follow for each, as after a verify."""
+    def run(self, rows: Sequence[WholeRow], *, more: bool = False) -> list[WholeResult]:
+        """One round; slots are distinct. `accept` must follow for each, as after a verify. `more` = another round of
+        the same sequences is likely to be asked for next."""
+        flight = self._arrived(rows) or self._launch(rows)
+        for row in rows:
+            self._states.verified(row.slot, row.columns)
+        if flight.done is not None:
+            flight.done.synchronize()
+        told = flight.told.tolist()
+        if more:
+            self._fly_on(flight, rows, told)
+        of_slot = {seat.slot: number for number, seat in enumerate(flight.seats)}
+        return [_result(row, told[of_slot[row.slot]], flight, of_slot[row.slot]) for row in rows]
+
+    def land(self) -> None:
+        """Nothing is to be on its way: what a flight folded is noted, its rows are nobody's."""
+        flight, self._flight = self._flight, None
+        for seat in flight.seats if flight is not None else ():
+            if seat.columns and not self._states.is_open(seat.slot):
+                self._states.verified(seat.slot, seat.columns)
+                self._states.accept(seat.slot, 0)
+
+    def _arrived(self, rows: Sequence[WholeRow]) -> _Flight | None:
+        """What flies, if it is what the rows ask for; landed otherwise."""
+        flight = self._flight
+        if flight is None:
+            return None
+        of_slot = {seat.slot: seat for seat in flight.seats if seat.columns}
+        if not all(row.slot in of_slot and of_slot[row.slot].holds(row) for row in rows):
+            self.land()
+            return None
+        self._flight = None
+        asked = {row.slot for row in rows}
+        for slot, seat in of_slot.items():
+            if slot not in asked and not self._states.is_open(slot):
+                self._states.verified(slot, seat.columns)
+                self._states.accept(slot, 0)
+        return flight
+
+    def _launch(self, rows: Sequence[WholeRow]) -> _Flight:
+        """Fill the inputs and go."""
         drafting = any(row.k for row in rows)
         widest = max(row.columns for row in rows)
         size = (
@@ -100,33 +189,61 @@ class WholeRounds:
         eager = any(row.eager for row in rows)
         self.uncaptured = not eager and graphs.enabled and not graphs.prepare(size)
         self._fill(rows, size)
-        told = graphs.run(size, eager=eager).tolist()
-        hidden = self._rounds.tail_hidden[: len(rows), : size[1]].clone()
-        for row in rows:
-            self._states.verified(row.slot, row.columns)
-        return [
-            WholeResult(
-                drafts=line[size[1] : size[1] + row.columns - 1],
-                picks=line[: row.columns],
-                hidden=hidden[number, : row.columns],
-            )
-            for number, (row, line) in enumerate(zip(rows, told, strict=False))
+        seats = [_Seat(row.slot, row.start, row.anchor, row.columns, row.k, row.left, ()) for row in rows]
+        return self._go(size, seats, drafting, eager)
+
+    def _go(self, size: Size, seats: list[_Seat], drafting: bool, eager: bool) -> _Flight:
+        graphs = self._rounds.graphs if drafting else self._rounds.verifies
+        told = graphs.run(size, eager=eager)
+        host = self._told[0]
+        self._told.reverse()
+        kept = host[: len(seats) * told.shape[1]].view(len(seats), -1)
+        kept.copy_(told[: len(seats)], non_blocking=self._pinned)
+        hidden = self._rounds.tail_hidden[: len(seats), : size[1]].clone()
+        done = torch.cuda.Event() if self._pinned else None  # type: ignore[no-untyped-call]
+        if done is not None:
+            done.record()
+        return _Flight(size, seats, kept, hidden, done)
+
+    def _fly_on(self, flight: _Flight, rows: Sequence[WholeRow], told: list[list[int]]) -> None:
+        """Launch the round after this one, if the card knows it: no drafts from elsewhere, and room in every table."""
+        of_slot = {row.slot: row for row in rows}
+        drafting = any(seat.k for seat in flight.seats)
+        alike = all(row.left and not row.given and not row.eager and (row.k > 0) == drafting for row in rows)
+        if not alike or len(rows) < sum(1 for seat in flight.seats if seat.columns):
+            return
+        seats = [
+            _next(seat, told[number], of_slot.get(seat.slot), flight.size[1])
+            for number, seat in enumerate(flight.seats)
         ]
+        live = [seat for seat in seats if seat.columns]
+        tables = {seat.slot: of_slot[seat.slot].block_table for seat in live}
+        if not live or any(seat.start + seat.columns > len(tables[seat.slot]) * ROWS for seat in live):
+            return
+        self._inputs.refresh([tables.get(seat.slot) for seat in seats])
+        self._flight = self._go(flight.size, seats, drafting, eager=False)
 
     def _fill(self, rows: Sequence[WholeRow], size: Size) -> None:
         spans = [Span(row.start, row.columns, row.block_table) for row in rows]
         ids = [[row.anchor, *row.given, *(0,) * row.k] for row in rows]
-        self._tail.zero_()
+        rounds, most = self._rounds, self._inputs.columns
+        extra = self._extra.zero_()
+        extra[:, most + 4 :] = _NOTHING
         for number, row in enumerate(rows):
-            self._tail[number, -1] = not row.k
+            extra[number, most + 1] = not row.k
+            extra[number, most + 2] = row.left or row.columns
+            extra[number, most + 3] = row.columns
+            stops = sorted(row.stops)[:STOPS]
+            extra[number, most + 4 : most + 4 + len(stops)] = torch.tensor(stops, dtype=torch.int32)
             if row.catch_up is not None:
                 self._take(number, row.catch_up, size[1])
         self._inputs.fill(spans, ids, size, [row.slot for row in rows], self._states)
-        rounds, most = self._rounds, self._inputs.columns
-        told = self._tail.to(rounds.given.device, non_blocking=True)
+        told = extra.to(rounds.given.device, non_blocking=True)
         rounds.tail_tokens.copy_(told[:, :most])
-        rounds.tail_counts.copy_(told[:, most])
-        rounds.given.copy_(told[:, most + 1])
+        parts = (rounds.tail_counts, rounds.given, rounds.left, rounds.wide)
+        for offset, part in enumerate(parts):
+            part.copy_(told[:, most + offset])
+        rounds.stops.copy_(told[:, most + 4 :])
         seats = [(row.rules, row.choice) for row in rows]
         if seats != self._seated:
             self._seated = seats
@@ -134,8 +251,7 @@ class WholeRounds:
 
     def _take(self, number: int, catch_up: DraftRows, columns: int) -> None:
         """Hand a sequence's last `columns` rows to the round; what is before them is written now."""
-        count = len(catch_up.tokens)
-        spare = max(0, count - columns)
+        spare = max(0, len(catch_up.tokens) - columns)
         if spare:
             self._catch_up(
                 DraftRows(
@@ -146,8 +262,29 @@ class WholeRounds:
                 )
             )
         tokens = torch.tensor(catch_up.tokens[spare:], dtype=torch.int32)
-        self._tail[number, : len(tokens)] = tokens
-        self._tail[number, -2] = len(tokens)
-        self._rounds.tail_hidden[number, : len(tokens)] = catch_up.hiddens[spare:].to(
-            self._rounds.tail_hidden.device, self._rounds.tail_hidden.dtype
-        )
+        self._extra[number, : len(tokens)] = tokens
+        self._extra[number, self._inputs.columns] = len(tokens)
+        tail = self._rounds.tail_hidden
+        tail[number, : len(tokens)] = catch_up.hiddens[spare:].to(tail.device, tail.dtype)
+
+
+def _next(seat: _Seat, told: list[int], row: WholeRow | None, columns: int) -> _Seat:
+    """Where a sequence stands after a round, as the card reckons it; no columns = it ended."""
+    committed = told[-1] if seat.columns and row is not None else 0
+    picks = told[:committed]
+    anchor = picks[-1] if picks else 0
+    left = seat.left - committed
+    if row is None or not picks or anchor < 0 or anchor in row.stops or len(row.stops) > STOPS:
+        left = 0
+    width = min(max(left, 0), seat.k + 1)
+    k = width - 1 if seat.k else 0
+    return _Seat(seat.slot, seat.start + committed, anchor, width, k, left, tuple(picks))
+
+
+def _result(row: WholeRow, told: list[int], flight: _Flight, number: int) -> WholeResult:
+    columns = flight.size[1]
+    return WholeResult(
+        drafts=told[columns : columns + row.columns - 1],
+        picks=told[: row.columns],
+        hidden=flight.hidden[number, : row.columns],
+    )

@@ -105,6 +105,10 @@ class StatePool:
         """Rows of the sequence that the slot's state holds (without the fold)."""
         return self._position[slot]
 
+    def is_open(self, slot: int) -> bool:
+        """Whether a verify waits to be accepted."""
+        return self._open[slot] > 0
+
     def fold(self, slot: int) -> int:
         """Accepted rows that the state does not hold yet. Raises `EngineFault` between verify and accept."""
         if self._open[slot]:

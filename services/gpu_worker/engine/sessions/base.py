@@ -195,6 +195,12 @@ class Session(PromptSide):
         budget = self.completion.budget_left + self.overshoot
         return min(self.shape.max_verify, budget, self.cache_max_ctx - self.committed_len)
 
+    @property
+    def rows_certain(self) -> int:
+        """Rows that the stream may still commit, whatever it says; 0 where a fault lets it go past its end."""
+        left = min(self.completion.budget_left, self.cache_max_ctx - self.committed_len)
+        return 0 if self.overshoot else max(0, left)
+
     def replay_drafts(self) -> list[int] | None:
         """Journalled tokens to verify, null when there are none left."""
         return self.completion.journalled(self.draft_limit()) if self.completion.replaying else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -29,19 +30,24 @@ class Forward(DraftForward, Protocol):
     @property
     def runs_whole(self) -> bool: ...
 
-    def whole(self, rows: Sequence[WholeRow]) -> list[WholeResult]: ...
+    def whole(self, rows: Sequence[WholeRow], *, more: bool = False) -> list[WholeResult]: ...
+
+    def land(self) -> None: ...
 
     def verify(self, rows: Sequence[VerifyRows]) -> list[Tensor]: ...
 
     def accept(self, slot: int, rows: int) -> None: ...
 
 
-def run_round(sessions: Sequence[Session], runner: Forward) -> bool:
-    """Advance every session that has not ended by one verify pass. False when none could."""
+def run_round(sessions: Sequence[Session], runner: Forward, *, more: bool = False) -> bool:
+    """Advance every session that has not ended by one verify pass. False when none could.
+
+    `more` = another round of the same sessions is meant to follow; `runner.land()` must follow the last one.
+    """
     live = [session for session in sessions if session.open()]
     whole = [session for session in live if runner.runs_whole and session.picked_anywhere]
     stepped = [session for session in live if session not in whole]
-    for group, run in ((whole, _run_whole), (stepped, _run_stepped)):
+    for group, run in ((whole, partial(_run_whole, more=more)), (stepped, _run_stepped)):
         if group:
             run(group, runner)
             if runner.uncaptured:
@@ -63,9 +69,9 @@ def _run_stepped(live: Sequence[Session], runner: Forward) -> None:
         first += columns
 
 
-def _run_whole(live: Sequence[Session], runner: Forward) -> None:
+def _run_whole(live: Sequence[Session], runner: Forward, *, more: bool) -> None:
     """The card drafts, verifies and picks; what it picked is walked here, by the same rules."""
-    results = runner.whole([_whole_row(session, runner) for session in live])
+    results = runner.whole([_whole_row(session, runner) for session in live], more=more)
     for session, result in zip(live, results, strict=True):
         _settle(session, runner, result.drafts, [DecidedRow(token) for token in result.picks], result.hidden)
 
@@ -101,6 +107,8 @@ def _whole_row(session: Session, runner: Forward) -> WholeRow:
         given=given,
         k=k,
         catch_up=catch_up,
+        left=session.rows_certain,
+        stops=session.request.stop_ids,
         eager=rows.eager,
     )
 
