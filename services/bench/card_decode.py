@@ -1,4 +1,5 @@
-"""`burstline bench decode --device cuda`: plain steps and verifies of a shape on a card, against the bytes that must move.
+"""`burstline bench decode --device cuda`: steps and verifies of a shape on a card, one at a time, against the bytes that
+must move. (`card_spec` has rounds that follow one another, as in a burst.)
 
 A step is what a round really costs: the host fills the inputs, a graph runs trunk, head and pick, and the picks come back
 in one copy; states are stored every few rows as the engine does it. The first step of every repeat is left out.
@@ -37,10 +38,6 @@ CONTEXT: Final = 512
 STEPS: Final = 64
 """A multiple of the fold's period."""
 
-PEER_MS: Final = {1: 15.20, 8: 15.78, 16: 16.43, 64: 19.24}
-"""vLLM 0.26.0 at the 27B shape on the same card model, plain decode by batch (shared/gpu.md)."""
-
-STEP_LIMIT_MS: Final = {1: 14.8, 8: 15.3, 16: 15.8, 64: 18.6}
 VERIFY_LIMIT: Final = {4: 1.05, 8: 1.08, 16: 1.12}
 
 
@@ -165,10 +162,6 @@ def run_card_decode(
 def bars(results: dict[str, Any]) -> list[Bar]:
     """The promises for the 27B shape."""
     told = []
-    for batch, limit in STEP_LIMIT_MS.items():
-        if f"{batch} x 1" in results:
-            value = results[f"{batch} x 1"]["mean_round_ms"]
-            told.append(Bar.at_most(f"plain step, batch {batch}", value, limit, "ms"))
     for columns, limit in VERIFY_LIMIT.items():
         if f"1 x {columns}" in results and "1 x 1" in results:
             ratio = results[f"1 x {columns}"]["mean_round_ms"] / results["1 x 1"]["mean_round_ms"]
