@@ -13,7 +13,7 @@ from torch import Tensor
 
 from services.gpu_worker.engine.events import Finished, TokenLogprob
 from services.prove.axes import Cell
-from services.prove.driver import Record, same_bits
+from services.prove.driver import Record, bits, same_bits
 from shared.errors import EngineFault
 
 Gap = Callable[[int, int, int], float | None]
@@ -190,7 +190,7 @@ def _rows(kind: str, expected: Tensor, got: Tensor, blank: Difference, verdict: 
         want, have = f"{expected.shape[-2]} rows", f"{got.shape[-2]} rows"
         verdict.differences.append(replace(blank, kind=kind, expected=want, got=have))
     elif not same_bits(expected, got):
-        unlike = (expected.view(torch.int32) != got.view(torch.int32)).flatten(0, -3).any(0).any(-1)
+        unlike = (bits(expected) != bits(got)).flatten(0, -3).any(0).any(-1)
         position = int(unlike.nonzero()[0])
         verdict.differences.append(
             replace(blank, kind=kind, position=position, expected="the same bits", got=_apart(expected, got))

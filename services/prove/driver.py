@@ -254,5 +254,10 @@ def _names(event: Event) -> list[str]:
 
 
 def same_bits(one: Tensor, other: Tensor) -> bool:
-    """Whether two float32 tensors hold the same bits."""
-    return one.shape == other.shape and torch.equal(one.view(torch.int32), other.view(torch.int32))
+    """Whether two tensors of one floating-point type hold the same bits."""
+    return one.shape == other.shape and torch.equal(bits(one), bits(other))
+
+
+def bits(values: Tensor) -> Tensor:
+    """The bits of float32 or bfloat16 values, as integers."""
+    return values.view(torch.int32 if values.element_size() == 4 else torch.int16)

@@ -11,7 +11,7 @@ import torch
 from services.gpu_worker.engine.events import Finished, FinishReason, SpecTelemetry, TokenLogprob
 from services.prove.axes import AXES, Cell
 from services.prove.compare import Difference, Exam, judge
-from services.prove.driver import CacheBytes, Record
+from services.prove.driver import CacheBytes, Record, same_bits
 
 CELL = Cell(**{axis: next(iter(values)) for axis, values in AXES.items()})
 PROMPT = 70
@@ -196,3 +196,18 @@ def test_one_bit_is_a_difference(spoil: Callable[[Record], None], kind: str, pos
 def test_logprobs_that_nobody_asked_for_are_a_difference() -> None:
     (difference,) = told(record(), logprobs=False)
     assert difference.kind == "logprobs"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("width", [1, 3, 4])
+def test_bits_of_either_type_are_compared_at_any_width(dtype: torch.dtype, width: int) -> None:
+    """Equal values of other bits are a difference: -0 is not 0. What is empty is equal to its like."""
+    one = torch.ones(5, width, dtype=dtype)
+    one[4, 0] = 0.0
+    other = one.clone()
+    assert same_bits(one, other)
+    other[4, 0] = -0.0
+    assert torch.equal(one, other)
+    assert not same_bits(one, other)
+    assert same_bits(one[:0], other[:0])
+    assert not same_bits(one, other[:4])
