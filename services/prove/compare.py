@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-import torch
 from torch import Tensor
 
 from services.gpu_worker.engine.events import Finished, TokenLogprob
