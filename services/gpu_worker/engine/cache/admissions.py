@@ -15,7 +15,8 @@ from typing import Protocol
 from torch import Tensor
 
 from services.gpu_worker.engine.cache.captures import Snapshots
-from services.gpu_worker.engine.cache.decoded import DecodedState, DecodedStates
+from services.gpu_worker.engine.cache.decoded import DecodedState
+from services.gpu_worker.engine.cache.decoded_pool import DecodedStates
 from services.gpu_worker.engine.cache.holds import Holds
 from services.gpu_worker.engine.cache.pages import BlockAllocator, IdPool
 from services.gpu_worker.engine.config import BLOCK_ROWS

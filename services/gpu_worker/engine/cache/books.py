@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from services.gpu_worker.engine.cache.decoded import DecodedStates
+from services.gpu_worker.engine.cache.decoded_pool import DecodedStates
 from services.gpu_worker.engine.cache.entry import Capture, StoredState
 from services.gpu_worker.engine.cache.holds import Holds
 from services.gpu_worker.engine.cache.moves import Moves

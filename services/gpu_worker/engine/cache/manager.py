@@ -19,7 +19,8 @@ from torch import Tensor
 from services.gpu_worker.engine.cache.admissions import Admission, Admissions, States
 from services.gpu_worker.engine.cache.books import Books
 from services.gpu_worker.engine.cache.captures import Captures
-from services.gpu_worker.engine.cache.decoded import DecodedState, DecodedStates
+from services.gpu_worker.engine.cache.decoded import DecodedState
+from services.gpu_worker.engine.cache.decoded_pool import DecodedStates
 from services.gpu_worker.engine.cache.entry import Capture
 from services.gpu_worker.engine.cache.evict import Policy, worst_first
 from services.gpu_worker.engine.cache.eviction import Eviction

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
-from services.gpu_worker.engine.cache.decoded import DecodedState, DecodedStates
+from services.gpu_worker.engine.cache.decoded import DecodedState
+from services.gpu_worker.engine.cache.decoded_pool import DecodedStates
 from services.gpu_worker.engine.cache.offload import HostTier
 from services.gpu_worker.engine.cache.state_pool import StatePool
 from services.gpu_worker.engine.sequence import SequenceState
