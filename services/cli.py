@@ -122,7 +122,7 @@ def prove(
     json_file: Annotated[Path | None, typer.Option("--json", help="Also write the result here.")] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     dtype: Annotated[
-        str | None, typer.Option(help="On a card: bfloat16 (the default there) or float32.")
+        str | None, typer.Option(help="On a card: bfloat16 (the default there), float8 weights or float32.")
     ] = None,
 ) -> None:
     """Show that one request has one stream: whatever the drafter, the company, the cache and the cuts."""

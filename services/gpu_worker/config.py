@@ -28,8 +28,8 @@ class WorkerSettings(Settings):
     )
 
     device: Literal["cpu", "cuda"] = "cpu"
-    dtype: Literal["float32", "bfloat16"] | None = None
-    """Of weights, activations and KV; null = float32 on the CPU, bfloat16 on a card."""
+    dtype: Literal["float32", "bfloat16", "float8"] | None = None
+    """Of weights, activations and KV; null = float32 on the CPU, bfloat16 on a card. float8: weights alone."""
     threads: int = Field(default=1, ge=1, le=256)
     num_blocks: int = Field(default=512, ge=0)
     """KV blocks of 64 rows; 0 = as many as the card has room for."""

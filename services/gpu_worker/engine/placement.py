@@ -22,7 +22,8 @@ CARD_FOLD_ROWS: Final = 4
 """Accepted rows that wait for a fold on a card. A state written costs 0.7 us a layer and sequence, a row replayed 0.15 to
 0.5 us: the sum is flat between 3 and 5 (measured for 1 and for 64 sequences)."""
 
-_DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float8": torch.bfloat16}
+"""By the name in the settings; `float8` is of weights alone, whose products widen them again."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,5 +107,5 @@ def place(device: str = "cpu", dtype: str | None = None, recipe: matmul.Recipe |
         dtype=_DTYPES[name],
         on_card=True,
         fold_rows=CARD_FOLD_ROWS,
-        recipe=recipe or "card",
+        recipe=recipe or ("card-fp8" if name == "float8" else "card"),
     )
