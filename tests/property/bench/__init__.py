@@ -1,0 +1,1 @@
+"""The soak of `burstline bench` over many seeds."""
