@@ -43,6 +43,9 @@ RULES = (
     Rules(seed=14, temperature=2.0, top_k=5, min_p=0.2),
 )
 
+KINDS = (RULES[0], RULES[1], RULES[4])
+"""One of each way through the kernels: greedy, the whole vocabulary, truncated."""
+
 
 def _plan(columns: int, vocab: int, rules: tuple[Rules, ...] = RULES) -> PickPlan:
     plan = PickPlan.empty(len(rules), columns)
@@ -114,9 +117,9 @@ def test_ties_pick_the_smallest_id(rules: Rules) -> None:
 
 @pytest.mark.parametrize("broken", [torch.nan, torch.inf])
 def test_a_broken_row_is_flagged_and_alone(broken: float) -> None:
-    plan, logits = _plan(1, 60), _logits(len(RULES), 60)
+    plan, logits = _plan(1, 60, KINDS), _logits(len(KINDS), 60)
     whole = card.pick(logits, plan, split=SPLIT).ids
-    for row in (0, 1, 4):
+    for row in range(len(KINDS)):
         bad = logits.clone()
         bad[row, 47] = broken
         told = card.pick(bad, plan, split=SPLIT).ids
@@ -124,13 +127,16 @@ def test_a_broken_row_is_flagged_and_alone(broken: float) -> None:
         assert torch.equal(told, reference.pick(bad, plan).ids)
         assert torch.equal(told[:row], whole[:row])
         assert torch.equal(told[row + 1 :], whole[row + 1 :])
-    nothing = torch.full_like(logits, -torch.inf)
-    assert card.pick(nothing, plan, split=SPLIT).ids.eq(-1).all()
+
+
+def test_a_row_without_any_finite_logit_is_flagged() -> None:
+    plan = _plan(1, 60, KINDS)
+    assert card.pick(torch.full((len(KINDS), 60), -torch.inf), plan, split=SPLIT).ids.eq(-1).all()
 
 
 def test_masked_logits_are_never_picked() -> None:
-    plan, logits = _plan(1, 100), torch.full((len(RULES), 100), -torch.inf)
-    logits[:, [3, 64, 98]] = _logits(len(RULES), 3)
+    plan, logits = _plan(1, 100, KINDS), torch.full((len(KINDS), 100), -torch.inf)
+    logits[:, [3, 64, 98]] = _logits(len(KINDS), 3)
     told = card.pick(logits, plan, split=SPLIT).ids
     assert set(told.tolist()) <= {3, 64, 98}
     assert torch.equal(told, reference.pick(logits, plan).ids)
@@ -140,7 +146,7 @@ def test_a_subset_head_picks_by_the_ids_of_the_vocabulary() -> None:
     """A head over all ids in another order is the same head: noise, ties and answers go by id."""
     vocab = 60
     order = torch.randperm(vocab, generator=torch.Generator().manual_seed(5)).int()
-    plan, logits = _plan(1, vocab), _logits(len(RULES), vocab).round()
+    plan, logits = _plan(1, vocab, KINDS), _logits(len(KINDS), vocab).round()
     whole = card.pick(logits, plan, split=SPLIT).ids
     mapped = logits[:, order.long()].contiguous()
     assert torch.equal(card.pick(mapped, plan, id_map=order, split=SPLIT).ids, whole)
