@@ -6,6 +6,8 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from services.demo.client import Chat
+from services.demo.script import INSTRUCTIONS, QUESTIONS, Message
 from shared.config import POCKET
 from shared.telemetry import TRACES_FILE
 from shared.tracestore import TraceStore
@@ -65,3 +67,21 @@ def test_c1_3_who_does_not_ask_is_served_exactly(line: Line) -> None:
     assert {answer["burstline"]["reuse"] for answer in plain} == {"exact"}
     assert {answer["burstline"]["exact"] for answer in plain} == {True}
     assert said(plain) == said(converse(line, cache=False))
+
+
+def test_c1_3_a_chat_goes_on_from_its_answers_as_the_template_tells_them_again(line: Line) -> None:
+    chat = Chat(line.info.gateway_url, line.key)
+    messages: list[Message] = [{"role": "system", "content": INSTRUCTIONS}]
+    answers = []
+    for question in QUESTIONS[:2]:
+        messages.append({"role": "user", "content": question})
+        asked = {"model": "pocket", "messages": messages, "temperature": 0, "max_tokens": 48}
+        answers.append(chat.ask(asked | {"reuse": "decode", "cache_salt": "chat"}))
+        messages.append(answers[-1].message())
+    chat.close()
+    first, second = answers
+    assert first.finish_reason == "stop", (
+        "an end of its own: the token that ended it is told again by the template"
+    )
+    assert second.details["reuse"] == "decode"
+    assert second.cached_tokens == first.prompt_tokens + first.completion_tokens - 1
