@@ -17,6 +17,6 @@ again   keys                what a key stands for  lingering   callers who may c
 out     answer, choice      tokens to events       detokenize, stops, parsers   their parts, pure
         echo                a prompt that is told  formats, chat_format, text_format   OpenAI's objects
         sse, faults         streams, errors        telling     to one reader, from where it is
-        generate            all of it, in order
+        generate            all of it, in order    several     prompts of one call
 whole   app, service        the process, its parts config, metrics
 """

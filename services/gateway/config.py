@@ -35,6 +35,7 @@ class GatewaySettings(Settings):
     max_messages: int = Field(default=2048, ge=1)
     max_tools: int = Field(default=128, ge=0)
     max_choices: int = Field(default=8, ge=1, le=64)
+    max_prompts: int = Field(default=16, ge=1, le=64)
     max_logprobs: int = Field(default=20, ge=0, le=20)
     max_stop: int = Field(default=16, ge=0)
     max_stop_characters: int = Field(default=256, ge=1)
@@ -109,7 +110,7 @@ class GatewaySettings(Settings):
         """What `GET /v1/limits` shows. Units stand in the names."""
         names = (
             "max_body_bytes", "body_timeout_s", "max_nesting", "max_containers", "max_keys", "max_messages", "max_tools",
-            "max_choices", "max_logprobs", "max_stop", "max_stop_characters", "max_stop_ids", "max_logit_bias", "max_allowed_ids",
+            "max_choices", "max_prompts", "max_logprobs", "max_stop", "max_stop_characters", "max_stop_ids", "max_logit_bias", "max_allowed_ids",
             "max_speculation", "default_max_tokens", "keep_alive_s", "request_deadline_s", "queue_deadline_s", "linger_s",
         )  # fmt: skip
         return {name: getattr(self, name) for name in names}

@@ -53,17 +53,17 @@ class Format(ABC):
         """A chunk around one choice element; None = the usage chunk. The last one carries our own block."""
         found = self._head(self.chunk_object) | {"choices": [] if choice is None else [choice]}
         if self._extras.usage_chunk:
-            found["usage"] = self._usage() if choice is None else None
+            found["usage"] = self.usage() if choice is None else None
         if last:
-            found["burstline"] = self._telemetry()
+            found["burstline"] = self.telemetry()
         return found
 
     def whole(self) -> dict[str, Any]:
         """The non-streaming answer."""
         return self._head(self.whole_object) | {
             "choices": self.choices(),
-            "usage": self._usage(),
-            "burstline": self._telemetry(),
+            "usage": self.usage(),
+            "burstline": self.telemetry(),
         }
 
     def _head(self, kind: str) -> dict[str, Any]:
@@ -76,7 +76,8 @@ class Format(ABC):
             "system_fingerprint": f"fp_{request.namespace.fingerprint[:16]}",
         }
 
-    def _usage(self) -> dict[str, Any]:
+    def usage(self) -> dict[str, Any]:
+        """What was used, as OpenAI spells it."""
         usage = self.answer.usage()
         return {
             "prompt_tokens": usage.prompt,
@@ -86,7 +87,7 @@ class Format(ABC):
             "completion_tokens_details": {"accepted_prediction_tokens": usage.accepted},
         }
 
-    def _telemetry(self) -> dict[str, Any]:
+    def telemetry(self) -> dict[str, Any]:
         """How the answer came to be. Times in milliseconds; without a terminal the worker's part is null."""
         request, terminal = self.answer.request, self.answer.terminal
         block: dict[str, Any] = {

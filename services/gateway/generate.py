@@ -5,6 +5,8 @@ With an Idempotency-Key it may be another call's generation: then nothing is enq
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass
 from typing import Final
 
@@ -22,8 +24,10 @@ from services.gateway.model import ServedModel
 from services.gateway.resolve import Admission, budget, resolve
 from services.gateway.resume import attach
 from services.gateway.routing import Route
+from services.gateway.schemas.completions import CompletionRequest
 from services.gateway.schemas.fields import GenerationFields
 from services.gateway.service import Gateway
+from services.gateway.several import Part, Several
 from services.gateway.sheet import make_sheet
 from services.gateway.telling import Telling
 from services.gateway.workers import Crew
@@ -47,6 +51,11 @@ class Validated:
     seen: dict[int, Mark] | None
 
 
+def parts_of(fields: GenerationFields) -> Sequence[GenerationFields]:
+    """A request for each prompt; a conversation is one."""
+    return fields.parts() if isinstance(fields, CompletionRequest) else [fields]
+
+
 class GenerationResponse(Response):
     """Does all the work when it is called, because only then can it watch the caller's connection."""
 
@@ -68,8 +77,13 @@ class GenerationResponse(Response):
             with gateway.attached.taken(validated.identity):
                 await while_connected(receive, run.tell_again(send, known))
             return
-        with gateway.slots.taken(validated.identity), gateway.metrics.in_flight.track_inprogress():
-            await while_connected(receive, run.answer(send))
+        parts = parts_of(validated.fields)
+        with ExitStack() as held:
+            for _ in parts:
+                held.enter_context(gateway.slots.taken(validated.identity))
+            held.enter_context(gateway.metrics.in_flight.track_inprogress())
+            answer = run.answer(send) if len(parts) == 1 else run.answer_several(send, parts)
+            await while_connected(receive, answer)
 
     async def _validate(self, context: RequestContext) -> Validated:
         gateway, settings = self._gateway, self._gateway.settings
@@ -81,6 +95,10 @@ class GenerationResponse(Response):
         model = gateway.model(fields.model, identity)
         check_limits(fields, model, settings)
         key = key_of(self._request.headers.get("idempotency-key"), self._request.url.path, body)
+        if key is not None and len(parts_of(fields)) > 1:
+            raise InvalidRequest(
+                "an Idempotency-Key stands for one request: give one prompt", param="Idempotency-Key"
+            )
         seen = marks_of(self._request.headers.get("last-event-id"))
         if seen is not None and (key is None or not fields.streamed):
             raise InvalidRequest(
@@ -165,7 +183,7 @@ class _Run:
 
     async def answer(self, send: Send) -> None:
         """Everything after validation; runs while the caller is connected."""
-        request, crew = await self._resolve()
+        request, crew = await self._resolve(self._validated.fields, self._context.request_id)
         gateway, validated, root = self._gateway, self._validated, self._context.span
         route = await self._route(request, crew)
         sheet = make_sheet(request, validated.fields, validated.model, route=route.reason)
@@ -190,15 +208,34 @@ class _Run:
                 await owner.forget()
             raise
 
-    async def _resolve(self) -> tuple[GenerateRequest, Crew]:
+    async def answer_several(self, send: Send, parts: Sequence[GenerationFields]) -> None:
+        """The same for several prompts: all are decided before the first is on the queue, and there before it is told."""
+        gateway, root, model = self._gateway, self._context.span, self._validated.model
+        resolved = [
+            await self._resolve(part, f"{self._context.request_id}-{place}")
+            for place, part in enumerate(parts)
+        ]
+        usage_chunk = self._validated.fields.usage_chunk
+        async with AsyncExitStack() as opened:
+            told = []
+            for part, (request, crew) in zip(parts, resolved, strict=True):
+                route = await self._route(request, crew)
+                sheet = make_sheet(request, part, model, route=route.reason)
+                telling = Telling(gateway, self._context, sheet, model, usage_chunk=usage_chunk)
+                generation = await opened.enter_async_context(gateway.dispatcher.open(request, route, root))
+                told.append(Part(telling=telling, generation=generation))
+            several = Several(gateway, self._context, told, usage_chunk=usage_chunk)
+            await several.tell(send, streamed=self._validated.fields.streamed)
+
+    async def _resolve(self, fields: GenerationFields, request_id: str) -> tuple[GenerateRequest, Crew]:
         """Render and decide every parameter. Everything here is refused before the queue knows of it."""
         gateway, context, validated = self._gateway, self._context, self._validated
-        model, fields = validated.model, validated.fields
+        model = validated.model
         prompt = await gateway.prompts.make(model, fields, tools=validated.tools, parent=context.span)
         budget(fields, len(prompt.tokens), model.window, gateway.settings)
         crew = await gateway.crew(model)
         admission = Admission(
-            request_id=context.request_id,
+            request_id=request_id,
             identity=validated.identity,
             model=model,
             prompt=prompt,

@@ -75,9 +75,11 @@ def _check_ids(fields: GenerationFields, model: ServedModel, settings: GatewaySe
         for token in ids or ():
             _in_vocabulary(token, model, param)
     if isinstance(fields, CompletionRequest):
-        prompt = fields.single_prompt()
-        if isinstance(prompt, list):
-            _in_vocabulary(max(prompt), model, "prompt")
+        _at_most(fields.prompts, settings.max_prompts, "prompt", "prompts")
+        for part in fields.parts():
+            prompt = part.single_prompt()
+            if isinstance(prompt, list):
+                _in_vocabulary(max(prompt), model, "prompt")
 
 
 def _check_chat(fields: ChatRequest, model: ServedModel, settings: GatewaySettings) -> None:

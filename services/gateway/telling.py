@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from typing import Any, Final
 
@@ -27,6 +27,36 @@ from shared.protocol.messages import AnswerSheet
 from shared.protocol.stream import Claimed, Emit, End, Scored
 
 _log = logging.getLogger(__name__)
+
+
+async def in_band(
+    gateway: Gateway,
+    context: RequestContext,
+    span: Span,
+    send: Send,
+    events: AsyncGenerator[bytes],
+    cut: Callable[[BaseException], None],
+) -> None:
+    """Stream `events`. Once the headers are out, an error is told in band, and to `cut`, and the stream still ends as
+    streams do (FR-47)."""
+    stream = EventStream(send, keep_alive_s=gateway.settings.keep_alive_s)
+    await stream.open()
+    try:
+        async with aclosing(events):
+            await stream.relay(events)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the reader must see an end (FR-47); it is logged
+        known = error if isinstance(error, BurstlineError) else BurstlineError("internal error")
+        span.add_event("cut", {"error.type": known.code})
+        gateway.metrics.cut.labels(known.code).inc()
+        _log.warning(
+            "request %s: the stream was cut (%s)",
+            context.request_id,
+            known.code,
+            exc_info=known is not error,
+        )
+        cut(error)
+        await stream.fail(faults.body(known))
+    await stream.close()
 
 
 class Telling:
@@ -59,7 +89,8 @@ class Telling:
             token_ids=sheet.token_ids,
         )
         form = ChatFormat if sheet.chat else TextFormat
-        self._form: Final = form(self._answer, model.vocabulary, extras)
+        self.form: Final = form(self._answer, model.vocabulary, extras)
+        self.choices: Final = sheet.request.choices
         self._first_token = not again
 
     async def tell(self, send: Send, generation: Generation, *, streamed: bool) -> None:
@@ -71,42 +102,26 @@ class Telling:
                 if streamed:
                     await self._stream(send, generation, span)
                 else:
-                    await self._whole(send, generation)
+                    await send_json(send, 200, await self.whole(generation))
             finally:
-                self._tell(generation)
+                self.account(generation)
 
-    async def _whole(self, send: Send, generation: Generation) -> None:
+    async def whole(self, generation: Generation) -> dict[str, Any]:
+        """The whole answer, once it is there. Raises what the generation raises."""
         async with aclosing(self._updates(generation)) as updates:
             async for update in updates:
-                self._form.add(update)
-        await send_json(send, 200, self._form.whole())
+                self.form.add(update)
+        return self.form.whole()
 
     async def _stream(self, send: Send, generation: Generation, span: Span) -> None:
-        """Once the headers are out, an error is told in band and the stream still ends as streams do (FR-47)."""
-        stream = EventStream(send, keep_alive_s=self._gateway.settings.keep_alive_s)
-        await stream.open()
-        try:
-            async with aclosing(self._events(generation)) as events:
-                await stream.relay(events)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the reader must see an end (FR-47); it is logged
-            known = error if isinstance(error, BurstlineError) else BurstlineError("internal error")
-            span.add_event("cut", {"error.type": known.code})
-            self._gateway.metrics.cut.labels(known.code).inc()
-            _log.warning(
-                "request %s: the stream was cut (%s)",
-                self._context.request_id,
-                known.code,
-                exc_info=known is not error,
-            )
-            generation.fail(error)
-            await stream.fail(faults.body(known))
-        await stream.close()
+        events = self._events(generation)
+        await in_band(self._gateway, self._context, span, send, events, generation.fail)
 
     async def _events(self, generation: Generation) -> AsyncGenerator[bytes]:
         """SSE events. A finish waits for what follows it, so that the last one can carry the telemetry."""
         held: tuple[str, dict[str, Any]] | None = None
-        form = self._form
-        async with aclosing(self._named(generation)) as chunks:
+        form = self.form
+        async with aclosing(self.named(generation)) as chunks:
             async for name, choice in chunks:
                 if held is not None:
                     yield event(form.chunk(held[1]), name=held[0])
@@ -120,12 +135,12 @@ class Telling:
         if self._usage_chunk:
             yield event(form.chunk(None, last=True))
 
-    async def _named(self, generation: Generation) -> AsyncGenerator[tuple[str, dict[str, Any]]]:
+    async def named(self, generation: Generation) -> AsyncGenerator[tuple[str, dict[str, Any]]]:
         """`choices` elements that the reader does not have, with their ids. The role comes before any token."""
         names = EventNames(self._seen)
         async with aclosing(self._updates(generation)) as updates:
             async for update in updates:
-                for choice in self._form.chunks(update):
+                for choice in self.form.chunks(update):
                     opens = "role" in choice.get("delta", ())
                     name = names.name(update.choice, 0 if opens else update.position)
                     if name is not None:
@@ -187,7 +202,7 @@ class Telling:
             self._gateway.metrics.first_token_seconds.labels(self._model.name).observe(seconds)
             self._context.span.add_event("first_token", {"burstline.ttft_ms": seconds * 1e3})
 
-    def _tell(self, generation: Generation) -> None:
+    def account(self, generation: Generation) -> None:
         """Figures of a generation, however it ended."""
         answer, model = self._answer, self._model.name
         usage = answer.usage()

@@ -68,6 +68,15 @@ def test_r_q20_what_the_model_says_greedily_is_found_to_be_greedy(line: Line) ->
     assert total == pytest.approx(sum(said["logprobs"]["token_logprobs"]), abs=1e-3)
 
 
+def test_r_q20_several_texts_are_scored_in_one_call_as_they_are_alone(line: Line) -> None:
+    texts = [ids(CONTEXT), ids(CONTEXT + CONTINUATION), ids(CONTINUATION)]
+    together = scored(line, texts, max_tokens=0)
+    assert [choice["index"] for choice in together["choices"]] == [0, 1, 2]
+    for text, choice in zip(texts, together["choices"], strict=True):
+        alone = scored(line, text, max_tokens=0)["choices"][0]
+        assert choice["logprobs"] == alone["logprobs"]
+
+
 def test_r_q20_a_stream_tells_what_the_whole_answer_tells(line: Line) -> None:
     fields = {"prompt": CONTEXT * 25, "echo": True, "logprobs": 2, "max_tokens": 8, "n": 2, "seed": 5}
     whole = complete(line, **(fields | {"temperature": 0.8}))["choices"]

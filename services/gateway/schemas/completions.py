@@ -1,7 +1,7 @@
-"""POST /v1/completions: one raw prompt, as text or as token ids.
+"""POST /v1/completions: a raw prompt or several, as text or as token ids.
 
 A text prompt is the caller's whole prompt, so control tokens in it are control tokens. Several prompts are several
-requests; `suffix` and `best_of` other than 1 are refused. With `echo` a prompt may be told, and scored, without any
+requests (`several`); `suffix` and `best_of` other than 1 are refused. With `echo` a prompt may be told, and scored, without any
 completion: `max_tokens` 0.
 """
 
@@ -23,8 +23,8 @@ class CompletionRequest(GenerationFields):
     prompt: Annotated[
         TextPrompt
         | IdsPrompt
-        | Annotated[Items[TextPrompt], Field(min_length=1, max_length=1)]
-        | Annotated[Items[IdsPrompt], Field(min_length=1, max_length=1)],
+        | Annotated[Items[TextPrompt], Field(min_length=1)]
+        | Annotated[Items[IdsPrompt], Field(min_length=1)],
         Field(union_mode="left_to_right"),
     ]
     max_tokens: Annotated[int, Field(ge=0)] | None = None
@@ -38,8 +38,21 @@ class CompletionRequest(GenerationFields):
         """Whether each choice begins with the prompt."""
         return bool(self.echo)
 
+    @property
+    def prompts(self) -> int:
+        """How many there are."""
+        if isinstance(self.prompt, str) or isinstance(self.prompt[0], int):
+            return 1
+        return len(self.prompt)
+
+    def parts(self) -> list[CompletionRequest]:
+        """The same request of each prompt alone."""
+        if self.prompts == 1:
+            return [self]
+        return [self.model_copy(update={"prompt": prompt}) for prompt in self.prompt]
+
     def single_prompt(self) -> str | list[int]:
-        """The one prompt, in whichever of the four spellings it came."""
+        """The prompt of a request that has one, in whichever of the four spellings it came."""
         if isinstance(self.prompt, str):
             return self.prompt
         first = self.prompt[0]
