@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -92,15 +92,14 @@ def _mark() -> torch.cuda.Event:
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
-def weight_bytes(dims: ModelDims, *, mtp: bool = False, item: int = 2) -> int:
-    """Bytes of the weights that a step reads: all but the embedding table, of which a row is gathered."""
-    total = 0
-    for name, size in checkpoint_shapes(dims).items():
-        skipped = ("embed_tokens" in name and not dims.tie_embeddings) or name.startswith("mtp.") != mtp
-        if not skipped:
-            elements = torch.Size(size).numel()
-            total += elements * (item if len(size) == 2 else 4)
-    return total
+def weight_bytes(dims: ModelDims, *, rows: int = 1, item: int = 2) -> int:
+    """Bytes of the weights that a step of `rows` reads: all but the embedding table, of which a row is gathered, and of a
+    mixture no more experts than its rows can go to."""
+    total = 0.0
+    for name, elements, matrix in _weights(dims):
+        share = min(1.0, rows * dims.experts_per_row / dims.experts) if ".experts." in name else 1.0
+        total += elements * share * (item if matrix else 4)
+    return int(total)
 
 
 def step_bytes(dims: ModelDims, batch: int, context: int, columns: int = 1, fold_rows: int = 4) -> int:
@@ -108,18 +107,26 @@ def step_bytes(dims: ModelDims, batch: int, context: int, columns: int = 1, fold
     item, cell = 2, dims.gdn_value_heads * dims.gdn_key_dim * dims.gdn_value_dim * 4
     states = batch * dims.gdn_layers * cell * (1 + columns / max(fold_rows, columns))
     rows = batch * dims.attention_layers * 2 * dims.kv_heads * dims.head_dim * item * (context + columns)
-    return int(weight_bytes(dims) + states + rows)
+    return int(weight_bytes(dims, rows=batch * columns) + states + rows)
 
 
 def prompt_flops(dims: ModelDims, tokens: int) -> float:
     """Floating-point operations of the products and attention of a cold prompt."""
-    products = sum(
-        2.0 * torch.Size(size).numel()
-        for name, size in checkpoint_shapes(dims).items()
-        if len(size) == 2 and "embed_tokens" not in name and "lm_head" not in name
-    )
+    products = 0.0
+    for name, elements, matrix in _weights(dims):
+        if matrix and "embed_tokens" not in name and "lm_head" not in name:
+            share = dims.experts_per_row / dims.experts if ".experts." in name else 1.0
+            products += 2.0 * elements * share
     pairs = 2.0 * dims.attention_layers * dims.heads * dims.head_dim * tokens * tokens
     return products * tokens + pairs
+
+
+def _weights(dims: ModelDims) -> Iterator[tuple[str, int, bool]]:
+    """(name, elements, whether it is a matrix) of what the trunk and the head read."""
+    for name, size in checkpoint_shapes(dims).items():
+        gathered = "embed_tokens" in name and not dims.tie_embeddings
+        if not gathered and not name.startswith("mtp."):
+            yield name, torch.Size(size).numel(), len(size) == 2 or ".experts." in name
 
 
 def describe(dims: ModelDims) -> dict[str, Any]:

@@ -45,6 +45,10 @@ class ModelDims:
     has_mtp: bool
     window: int = 0
     """Keys that a row of a sliding layer sees, itself among them; 0 = there is no such layer."""
+    experts: int = 0
+    """Of a mixture in the place of every feed-forward layer, whose shared expert is `intermediate` wide; 0 = dense."""
+    experts_per_row: int = 0
+    expert_width: int = 0
 
     @property
     def attention_layers(self) -> int:
@@ -98,10 +102,14 @@ class ModelDims:
         rope = text.get("rope_parameters") or {}
         head_dim = _need(text, "head_dim")
         factor = rope.get("partial_rotary_factor", text.get("partial_rotary_factor", 1.0))
+        mixture = bool(text.get("num_experts"))
         dims = cls(
             vocab=_need(text, "vocab_size"),
             hidden=_need(text, "hidden_size"),
-            intermediate=_need(text, "intermediate_size"),
+            intermediate=_need(text, "shared_expert_intermediate_size" if mixture else "intermediate_size"),
+            experts=_need(text, "num_experts") if mixture else 0,
+            experts_per_row=_need(text, "num_experts_per_tok") if mixture else 0,
+            expert_width=_need(text, "moe_intermediate_size") if mixture else 0,
             layer_types=_layer_types(text),
             heads=_need(text, "num_attention_heads"),
             kv_heads=_need(text, "num_key_value_heads"),

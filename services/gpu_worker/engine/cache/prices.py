@@ -35,7 +35,7 @@ class Prices:
         delta = 2 * hidden * (2 * keys + 2 * values + 2 * heads) + 8 * cell + 2 * values * hidden
         query, kv = dims.heads * dims.head_dim, dims.kv_heads * dims.head_dim
         attention = 2 * hidden * (2 * query + 2 * kv) + 2 * query * hidden
-        feed_forward = 6 * hidden * dims.intermediate
+        feed_forward = 6 * hidden * (dims.intermediate + dims.experts_per_row * dims.expert_width)
         taps = (dims.conv_kernel - 1) * dims.conv_channels
         tail = 2 * max(0, dims.window - 1) * kv
         return cls(

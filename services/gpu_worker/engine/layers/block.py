@@ -7,6 +7,7 @@ from torch import Tensor
 from kernels import norm_rope
 from services.gpu_worker.engine.layers.gated_attention import GatedAttention
 from services.gpu_worker.engine.layers.gated_delta import GatedDeltaNet
+from services.gpu_worker.engine.layers.mixture import Mixture
 from services.gpu_worker.engine.layers.mlp import MLP
 from services.gpu_worker.engine.layers.steps import AttentionStep, Step
 
@@ -17,7 +18,7 @@ class Block:
     def __init__(
         self,
         mixer: GatedAttention | GatedDeltaNet,
-        mlp: MLP,
+        mlp: MLP | Mixture,
         mixer_scale: Tensor,
         mlp_scale: Tensor,
         eps: float,

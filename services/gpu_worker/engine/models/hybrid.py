@@ -13,11 +13,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from kernels import matmul, norm_rope
+from kernels import experts, matmul, norm_rope
 from services.gpu_worker.engine.config import LINEAR, ModelDims
 from services.gpu_worker.engine.layers.block import Block
 from services.gpu_worker.engine.layers.gated_attention import GatedAttention
 from services.gpu_worker.engine.layers.gated_delta import DeltaWeights, GatedDeltaNet
+from services.gpu_worker.engine.layers.mixture import Mixture
 from services.gpu_worker.engine.layers.mlp import MLP
 from services.gpu_worker.engine.layers.steps import AttentionStep, Step
 from services.gpu_worker.engine.placement import CPU, Placement
@@ -116,7 +117,8 @@ class _Placed(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         weight = self._weights[name]
-        return self._placement.matrix(weight) if weight.dim() == 2 else self._placement.vector(weight)
+        matrix = weight.dim() == 2 or ".experts." in name
+        return self._placement.matrix(weight) if matrix else self._placement.vector(weight)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._weights)
@@ -142,6 +144,12 @@ def matmul_shapes(dims: ModelDims) -> set[tuple[int, int]]:
         shapes |= {(2 * queries + 2 * dims.kv_heads * dims.head_dim, dims.hidden), (dims.hidden, queries)}
     if dims.has_mtp:
         shapes.add((dims.hidden, 2 * dims.hidden))
+    if dims.experts:
+        shapes |= {
+            (dims.experts + 1, dims.hidden),
+            (2 * dims.expert_width, dims.hidden),
+            (dims.hidden, dims.expert_width),
+        }
     return shapes
 
 
@@ -165,14 +173,27 @@ def _block(
     mixer: GatedAttention | GatedDeltaNet,
     pack: Pack,
 ) -> Block:
-    gate_up = torch.cat([weights[prefix + "mlp.gate_proj.weight"], weights[prefix + "mlp.up_proj.weight"]])
+    feed_forward = _mixture if dims.experts else _mlp
     return Block(
         mixer,
-        MLP(pack(gate_up, pairs=True), pack(weights[prefix + "mlp.down_proj.weight"])),
+        feed_forward(dims, weights, prefix + "mlp.", pack),
         1.0 + weights[prefix + "input_layernorm.weight"],
         1.0 + weights[prefix + "post_attention_layernorm.weight"],
         dims.eps,
     )
+
+
+def _mlp(dims: ModelDims, weights: Mapping[str, Tensor], at: str, pack: Pack) -> MLP:
+    gate_up = torch.cat([weights[at + "gate_proj.weight"], weights[at + "up_proj.weight"]])
+    return MLP(pack(gate_up, pairs=True), pack(weights[at + "down_proj.weight"]))
+
+
+def _mixture(dims: ModelDims, weights: Mapping[str, Tensor], at: str, pack: Pack) -> Mixture:
+    router = pack(torch.cat([weights[at + "gate.weight"], weights[at + "shared_expert_gate.weight"]]))
+    packed = experts.pack(
+        weights[at + "experts.gate_up_proj"], weights[at + "experts.down_proj"], router.recipe
+    )
+    return Mixture(router, packed, _mlp(dims, weights, at + "shared_expert.", pack), dims.experts_per_row)
 
 
 def _delta(

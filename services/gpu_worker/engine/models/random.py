@@ -70,7 +70,8 @@ class DrawnWeights(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         shape = self._shapes[name]
-        dtype = self._placement.dtype if len(shape) == 2 else torch.float32
+        matrix = len(shape) == 2 or ".experts." in name
+        dtype = self._placement.dtype if matrix else torch.float32
         generator = torch.Generator(self._placement.device).manual_seed(zlib.crc32(name.encode()))
         return _draw(name, shape, generator, dtype)
 
@@ -95,16 +96,28 @@ def drawn_model(dims: ModelDims, placement: Placement) -> LoadedModel:
 
 def hf_config(dims: ModelDims) -> dict[str, object]:
     """The `config.json` that `ModelDims.from_hf` reads back as `dims`."""
-    return {
+    family = {
         "architectures": ["Qwen3_5ForCausalLM"],
         "model_type": "qwen3_5_text",
+        "intermediate_size": dims.intermediate,
+    }
+    if dims.experts:
+        family = {
+            "architectures": ["Qwen3_5MoeForCausalLM"],
+            "model_type": "qwen3_5_moe_text",
+            "shared_expert_intermediate_size": dims.intermediate,
+            "num_experts": dims.experts,
+            "num_experts_per_tok": dims.experts_per_row,
+            "moe_intermediate_size": dims.expert_width,
+        }
+    return {
+        **family,
         "dtype": "float32",
         "attention_bias": False,
         "eos_token_id": 2,
         "head_dim": dims.head_dim,
         "hidden_act": "silu",
         "hidden_size": dims.hidden,
-        "intermediate_size": dims.intermediate,
         "layer_types": list(dims.layer_types),
         "linear_conv_kernel_dim": dims.conv_kernel,
         "linear_key_head_dim": dims.gdn_key_dim,

@@ -68,6 +68,8 @@ def _dense(config: Mapping[str, Any], checkpoint: Checkpoint) -> Blueprint:
 
 FAMILIES: Final[Mapping[str, Family]] = {
     "qwen3_5": _hybrid,
+    "qwen3_5_moe": _hybrid,
+    "qwen3_5_moe_text": _hybrid,
     "qwen3_5_text": _hybrid,
     "gemma3": _dense,
     "gemma3_text": _dense,

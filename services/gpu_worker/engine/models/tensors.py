@@ -60,10 +60,26 @@ def _attention(dims: ModelDims, prefix: str) -> Shapes:
 
 
 def _feed_forward(dims: ModelDims, prefix: str) -> Shapes:
-    return {
+    norms = {
         prefix + "input_layernorm.weight": (dims.hidden,),
         prefix + "post_attention_layernorm.weight": (dims.hidden,),
-        prefix + "mlp.gate_proj.weight": (dims.intermediate, dims.hidden),
-        prefix + "mlp.up_proj.weight": (dims.intermediate, dims.hidden),
-        prefix + "mlp.down_proj.weight": (dims.hidden, dims.intermediate),
+    }
+    return norms | (_mixture(dims, prefix + "mlp.") if dims.experts else _mlp(dims, prefix + "mlp."))
+
+
+def _mlp(dims: ModelDims, at: str) -> Shapes:
+    return {
+        at + "gate_proj.weight": (dims.intermediate, dims.hidden),
+        at + "up_proj.weight": (dims.intermediate, dims.hidden),
+        at + "down_proj.weight": (dims.hidden, dims.intermediate),
+    }
+
+
+def _mixture(dims: ModelDims, at: str) -> Shapes:
+    return {
+        at + "gate.weight": (dims.experts, dims.hidden),
+        at + "experts.gate_up_proj": (dims.experts, 2 * dims.expert_width, dims.hidden),
+        at + "experts.down_proj": (dims.experts, dims.hidden, dims.expert_width),
+        at + "shared_expert_gate.weight": (1, dims.hidden),
+        **_mlp(dims, at + "shared_expert."),
     }

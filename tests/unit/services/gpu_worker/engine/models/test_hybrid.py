@@ -145,3 +145,34 @@ def test_mtp_rows_are_the_plain_head(dims: ModelDims, tmp_path: Path) -> None:
         [line.draft(100, ids[100:108], hidden[99:107]), line.draft(108, ids[108:], hidden[107:129])]
     )
     torch.testing.assert_close(got, expected[100:], rtol=1e-4, atol=1e-4)
+
+
+MIXTURE = replace(TINY, intermediate=32, experts=8, experts_per_row=3, expert_width=24)
+
+
+@torch.no_grad()
+def test_a_mixture_of_experts_is_transformers(tmp_path: Path) -> None:
+    """Logits of a prompt, and of its rows by verifies of any width."""
+    folder = write_random_model(tmp_path, MIXTURE, seed=3)
+    prompt = tokens(150)
+    oracle = transformers.Qwen3_5MoeForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    expected = oracle(torch.tensor([prompt])).logits[0]
+    line = _line(load_model(folder))
+    logits = line.rig.runner.logits(line.prefill(prompt[:128]))
+    assert _relative(logits, expected[:128]) <= 1e-5
+    for width in (1, 3, 8, 2, 8):
+        rows = line.verify(prompt[line.length : line.length + width])
+        end = line.length
+        assert _relative(line.rig.runner.logits(rows), expected[end - width : end]) <= 1e-5
+
+
+@torch.no_grad()
+def test_a_mixtures_rows_do_not_know_their_company(tmp_path: Path) -> None:
+    """C1.1, C1.6: alone, among others, in wider verifies: the same bits, no expert drops a row."""
+    model = load_model(write_random_model(tmp_path, MIXTURE, seed=4))
+    alone, wide = _line(model), _line(model)
+    for line in (alone, wide):
+        line.prefill(tokens(100))
+    ids = tokens(8, seed=9)
+    single = torch.cat([alone.verify([token]) for token in ids])
+    assert torch.equal(single, wide.verify(ids))
