@@ -9,6 +9,7 @@ running averages over the streams that speculate, of whichever drafter. Above th
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -21,9 +22,12 @@ from services.gpu_worker.engine.batch import DraftRows, VerifyRows
 from services.gpu_worker.engine.config import EngineConfig
 from services.gpu_worker.engine.drafters.gate import PRIOR
 from services.gpu_worker.engine.events import Burst, Event
+from services.gpu_worker.engine.faults import OutOfMemory
 from services.gpu_worker.engine.limits import SpecGate
 from services.gpu_worker.engine.runner import ModelRunner
 from shared.clock import Clock
+
+log = logging.getLogger(__name__)
 
 BATCHES: Final = (1, 4, 16, 64)
 """Streams together for which launches are timed, as far as the engine can have so many."""
@@ -106,15 +110,18 @@ def measured(
     clock: Clock,
 ) -> list[Pace]:
     """Time launches on slots and blocks that nobody has yet: as many of both as the largest batch, the slots empty.
-    `columns` = of the widest verify; `reset` empties a slot again.
-
-    Raises what the runner raises.
+    `columns` = of the widest verify; `reset` empties a slot again. Batches that do not fit into memory are left out.
     """
-    paces = []
+    paces: list[Pace] = []
     for batch in sorted(set(batches)):
-        paces.append(_Trial(runner, batch).pace(min(columns, MOST_COLUMNS), clock))
-        for slot in range(batch):
-            reset(slot)
+        try:
+            paces.append(_Trial(runner, batch).pace(min(columns, MOST_COLUMNS), clock))
+        except OutOfMemory:
+            log.info("speculation is not timed for %d streams: that does not fit into memory", batch)
+            break
+        finally:
+            for slot in range(batch):
+                reset(slot)
     return paces
 
 

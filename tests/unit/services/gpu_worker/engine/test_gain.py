@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
+from services.gpu_worker.engine.batch import VerifyRows
 from services.gpu_worker.engine.config import EngineConfig
 from services.gpu_worker.engine.engine import Engine
 from services.gpu_worker.engine.events import Burst, DrafterOff
+from services.gpu_worker.engine.faults import OutOfMemory
 from services.gpu_worker.engine.gain import BATCHES, Gain, Pace, gain_for
 from services.gpu_worker.engine.limits import EngineLimits, SpecGate
+from services.gpu_worker.engine.runner import ModelRunner
 from shared.clock import ManualClock
 from tests.engine_kit import build, prompt, request, tiny_model
 
@@ -88,6 +94,22 @@ def test_every_batch_up_to_the_engines_own_is_timed() -> None:
     gain = gain_for(GATE, engine.runner, config, engine._slot_memory.reset, ManualClock())
     assert [pace.batch for pace in gain._paces] == [1, 4, 5]
     assert max(BATCHES) > 5
+
+
+def test_a_batch_that_does_not_fit_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = build(num_slots=5, max_batch=5)
+    verify = ModelRunner.verify
+
+    def small(self: ModelRunner, rows: Sequence[VerifyRows]) -> list[Tensor]:
+        if len(rows) > 4:
+            raise OutOfMemory("too many")
+        return verify(self, rows)
+
+    monkeypatch.setattr(ModelRunner, "verify", small)
+    config = EngineConfig(num_blocks=64, num_slots=5, num_snapshots=0, max_batch=5)
+    gain = gain_for(GATE, engine.runner, config, engine._slot_memory.reset, ManualClock())
+    assert [pace.batch for pace in gain._paces] == [1, 4]
+    assert [engine.states.settled(slot) for slot in range(5)] == [0] * 5
 
 
 def streams(engine: Engine, k: int) -> tuple[list[list[int]], int]:
