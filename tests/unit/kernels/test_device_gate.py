@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 
@@ -102,6 +103,12 @@ def test_a_check_that_raises_is_a_difference_and_hides_no_other() -> None:
 def test_a_check_that_compares_nothing_does_not_hold() -> None:
     assert not run([("empty", lambda ledger: None)], lambda ledger: None).holds
     assert _gate("no such check")[0] == 1
+
+
+def test_a_ledger_comes_back_from_another_process() -> None:
+    ledger = command._run_one("interpreter", "accept walk")
+    assert pickle.loads(pickle.dumps(ledger)) == ledger
+    assert ledger.holds
 
 
 def test_nan_equals_nan_and_nothing_else() -> None:
