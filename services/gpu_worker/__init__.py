@@ -2,7 +2,7 @@
 
 queue    pull                  work by rank and room         depth     how much waits there
          item                  one request's deliveries      claim     pure: what to do with a delivery
-request  attempt               one attempt, start to end     journal   what is stored of it, and the fenced writer
+request  attempt, ways_out     one attempt, start to end     journal   what is stored of it, and the fenced writer
          storing               whether the journal takes it
          submit, relay         into the engine, and out      intake    what the engine tells of it
          frames, outcome       tokens to frames, the end     convert   our messages and the engine's requests

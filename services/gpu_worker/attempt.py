@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from services.gpu_worker import claim, journal, spans, submit
+from services.gpu_worker import claim, journal, submit
 from services.gpu_worker.convert import Tokens, engine_requests, prompt_tokens
 from services.gpu_worker.core import Core
 from services.gpu_worker.engine.events import Captured, Event
@@ -26,6 +26,7 @@ from services.gpu_worker.journal import Journal, JournalState
 from services.gpu_worker.lease import HitLease
 from services.gpu_worker.publish import Owner, Publisher
 from services.gpu_worker.relay import Relay
+from services.gpu_worker.ways_out import WaysOut
 from shared.errors import BurstlineError, EngineFault, FencedOut, Overloaded, ProtocolError, Unavailable
 from shared.protocol import chain, subjects
 from shared.protocol.messages import (
@@ -36,8 +37,6 @@ from shared.protocol.messages import (
 from shared.transport.base import Delivery
 
 log = logging.getLogger(__name__)
-
-_RETRY_DELAY_S = 0.5
 
 
 class Attempt:
@@ -83,6 +82,7 @@ class Attempt:
             on_capture=self._offer,
             on_restored=self._lease.release,
         )
+        self._out = WaysOut(core, publisher, self._item, self._intake, self._lease, self._span, engine_id)
 
     # ---- what others tell it ---------------------------------------------------------------------------------------
 
@@ -120,7 +120,7 @@ class Attempt:
             way_out = await self._guarded()
         finally:
             self._span.set_attribute("burstline.end", way_out)
-            await self._close(way_out)
+            await self._out.close(way_out)
             self._core.metrics.requests.labels(way_out).inc()
             self._span.end()
         return way_out
@@ -174,7 +174,7 @@ class Attempt:
             case claim.Refuse():
                 return await self._refuse(verdict.failure, dead_letter=verdict.dead_letter)
             case claim.Cancelled():
-                return await self._end(relay, None)
+                return await self._out.end(relay, None)
             case claim.Leave():
                 return "left"
             case claim.Run():
@@ -235,7 +235,7 @@ class Attempt:
                 max_drafts=self._core.max_drafts,
             )
             failure = await submit.submit(self._core, self._intake, choices) or await relay.run()
-        return await self._end(relay, failure)
+        return await self._out.end(relay, failure)
 
     async def _find_hit(self, tokens: Tokens, keys: tuple[bytes, ...]) -> int:
         """Tokens that an entry will serve; the decision goes into the terminal."""
@@ -250,55 +250,9 @@ class Attempt:
         if self._relay is None:
             raise EngineFault("a request is refused before its journal was read")
         if dead_letter:
-            await self._bury()
-        await self._end(self._relay, failure)
+            await self._out.bury()
+        await self._out.end(self._relay, failure)
         return "refused"
-
-    async def _bury(self) -> None:
-        """Dead letters are for people; when their stream is full, the caller gets the answer all the same."""
-        name = f"{self.request.request_id}-dead"
-        try:
-            await self._item.bury(self._core.transport, self._core.identity.fingerprint, name=name)
-        except Overloaded as error:
-            log.error("request %s is not kept as a dead letter: %s", self.request.request_id, error)
-
-    async def _end(self, relay: Relay, failure: Failure | None) -> str:
-        """The terminal, then the acknowledgement: only what the journal holds is acknowledged."""
-        core = self._core
-        await self._publisher.settled(self.engine_id, limit_s=core.settings.publish_wait_s)
-        terminal = self._intake.outcome.terminal(
-            attempt=relay.attempt,
-            worker_id=core.identity.worker_id,
-            emitted=relay.emitted,
-            scored=relay.scored,
-            failure=failure,
-            at_ns=core.clock.wall_ns(),
-        )
-        await relay.append(terminal)
-        core.metrics.ended(terminal)
-        self._span.set_attributes(spans.end(terminal))
-        await self._item.acknowledge()
-        if terminal.failure is not None:
-            return "failed"
-        return "done" if terminal.cancel_reason is None else "cancelled"
-
-    async def _close(self, way_out: str) -> None:
-        """Whatever the way out: nothing stays in the engine, at the broker or in the queue."""
-        if self._intake.submitted and not self._intake.outcome.complete:
-            self._core.host.cancel(self.engine_id, way_out)
-        for step in (self._hand_back(way_out), self._lease.close(submitted=self._intake.submitted)):
-            try:
-                await step
-            except BurstlineError as error:
-                log.info("request %s: what is left goes by expiry (%s)", self.request.request_id, error.code)
-
-    async def _hand_back(self, way_out: str) -> None:
-        if way_out == "handed_back":
-            await self._item.hand_back(delay_s=0.0)
-        elif way_out == "abandoned":
-            await self._item.hand_back(delay_s=_RETRY_DELAY_S)
-        elif way_out == "left":
-            await self._item.hand_back(delay_s=self._core.settings.ack_wait_s)
 
     # ---- pieces ----------------------------------------------------------------------------------------------------
 
