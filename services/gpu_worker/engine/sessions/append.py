@@ -48,4 +48,3 @@ def flush_ends(ends: Sequence[tuple[Session, int | None]], runner: FlushForward)
     flush_pending([session for session, _ in ends], runner)
     for session, _ in ends:
         runner.flush(session.sequence.ssm_slot_idx())
-        session.next_pred = None

@@ -149,7 +149,8 @@ class Session(PromptSide):
         self.next_pred, self.next_logprob = token, logprob
 
     def flushed(self, row: Row, hidden: Tensor) -> None:
-        """A single-row pass committed the pending token: `row` [V] decides the next one, `hidden` [H] is the row's.
+        """A single-row pass committed the pending token: `row` [V] decides the next one, unless the turn is over; `hidden`
+        [H] is the row's.
 
         Raises EngineFault when the row cannot be picked from.
         """
@@ -158,8 +159,9 @@ class Session(PromptSide):
         self.sequence.commit([self.pending_tok], draft_rows=self.writes_draft_rows)
         self.pending_tok = None
         self.last_hidden = hidden.clone()
-        self.counters.round(0, 0)
-        self.decide_next(row)
+        if self.ending is None:
+            self.counters.round(0, 0)
+            self.decide_next(row)
 
     def end_of_turn(self, token: int | None) -> None:
         """The stream is over and its rows are to be kept: `token`, delivered and without a row, is pending again, for
