@@ -140,22 +140,6 @@ def describe(dims: ModelDims) -> dict[str, Any]:
     }
 
 
-def device() -> dict[str, Any]:
-    """The card and what drives it."""
-    import triton
-
-    properties = torch.cuda.get_device_properties(0)
-    return {
-        "kind": "cuda",
-        "name": properties.name,
-        "memory_bytes": properties.total_memory,
-        "multiprocessors": properties.multi_processor_count,
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda,
-        "triton": triton.__version__,
-    }
-
-
 def tables(batch: int, blocks: int) -> Sequence[Sequence[int]]:
     """Block tables of sequences that share nothing, their blocks interleaved."""
     return [[sequence + batch * block for block in range(blocks)] for sequence in range(batch)]

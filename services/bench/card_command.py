@@ -24,6 +24,7 @@ from services.bench import (
     card_spec,
 )
 from services.gpu_worker.engine.config import ModelDims
+from services.prove.evidence import card as card_device
 from shared.errors import BurstlineError
 from shared.evidence import Bar, evidence, write
 
@@ -190,7 +191,7 @@ def _end(command: str, results: dict[str, Any], told: Sequence[Bar], json_file: 
             f"{bar.name}: {bar.value:g} {bar.unit}, limit {bar.limit:g}{'' if bar.holds else '  NOT AS PROMISED'}\n"
         )
     if json_file is not None:
-        write(json_file, evidence(command, results, told, device=card.device()))
+        write(json_file, evidence(command, results, told, device=card_device()))
     raise typer.Exit(0 if all(bar.holds for bar in told) else 1)
 
 

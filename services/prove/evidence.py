@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from services.prove.models import DEVICE
 from shared import evidence as shared_evidence
 from shared.evidence import Bar, write
 
-__all__ = ["Bar", "device", "evidence", "write"]
+__all__ = ["Bar", "card", "device", "evidence", "write"]
 
 
 def evidence(command: str, results: Mapping[str, Any], bars: Sequence[Bar]) -> dict[str, Any]:
@@ -21,6 +23,25 @@ def evidence(command: str, results: Mapping[str, Any], bars: Sequence[Bar]) -> d
 
 
 def device() -> dict[str, Any]:
+    """What computed: the card that the models were put on, or the processor."""
+    return card() if os.environ.get(DEVICE, "cpu") != "cpu" else _cpu()
+
+
+def card() -> dict[str, Any]:
+    """The card and what drives it."""
+    properties = torch.cuda.get_device_properties(0)
+    return {
+        "kind": "cuda",
+        "name": properties.name,
+        "memory_bytes": properties.total_memory,
+        "multiprocessors": properties.multi_processor_count,
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "triton": metadata.version("triton"),
+    }
+
+
+def _cpu() -> dict[str, Any]:
     """The processor, its cores, torch, and the instruction set that torch chose."""
     return {
         "kind": "cpu",
