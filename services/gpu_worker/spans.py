@@ -99,6 +99,7 @@ def end(terminal: Terminal) -> dict[str, str | int | bool]:
         "burstline.cached_tokens": terminal.cached_tokens,
         "burstline.reuse": terminal.reuse,
         "burstline.exact": terminal.exact,
+        "burstline.scored_tokens": terminal.scored_tokens,
         "burstline.completion_tokens": terminal.completion_tokens,
         "burstline.failure": terminal.failure.code if terminal.failure else "",
     }
