@@ -10,6 +10,7 @@ import json
 import platform
 import sys
 import time
+import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from importlib import metadata
@@ -149,4 +150,5 @@ def _version() -> str:
     try:
         return metadata.version("burstline")
     except metadata.PackageNotFoundError:  # a checkout that was never installed
-        return "unpacked"
+        project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))
+        return str(project["project"]["version"])
