@@ -7,6 +7,9 @@ exact tokens decide (R-S13), and what is restored is the tree's entry, as for an
 to the tree: the checkpoints of parked sessions are evicted after everything else, and a prompt that should have gone on
 from one and does not is counted, with the reason and the position where it left. It owns no block and no snapshot.
 
+Turns of `reuse = "decode"` wait beside it as decoded states (`keeper`), found by exact tokens alone; the pool counts what
+became of the prompts that may go on from one.
+
 Everything is keyed by chain root: another namespace is never nominated (C4).
 """
 
