@@ -17,6 +17,8 @@ CANDIDATES: Final = 12
 
 TINY: Final = "tiny"
 """The cheapest model bears the largest sets."""
+LONGEST: Final = "longest"
+"""A prompt whose prime costs as much as those of all others together."""
 
 VARIED: Final = ("drafter", "burst", "cache", "way")
 """Axes whose whole product `every` runs, alone or in company by turns."""
@@ -35,8 +37,10 @@ def quick(seed: int) -> list[Cell]:
 
 
 def full(seed: int) -> list[Cell]:
-    """The whole product on the tiny model, every pair of values on every other."""
-    cells = list(every({"model": TINY}, seed))
+    """The whole product on the tiny model, with the longest prompt every pair of values; and every pair on every other
+    model."""
+    cells = list(every({"model": TINY}, seed, dear=LONGEST))
+    cells += pairwise({"model": TINY, "prompt": LONGEST}, seed, _few_companies)
     for model in _others():
         cells += pairwise({"model": model}, seed, _few_companies)
     return cells
@@ -72,10 +76,11 @@ def once(fixed: Mapping[str, str], seed: int, fits: Fits = meaningful) -> list[C
     return cells
 
 
-def every(fixed: Mapping[str, str], seed: int) -> Iterator[Cell]:
-    """The whole product of `VARIED`; the other axes take random values."""
+def every(fixed: Mapping[str, str], seed: int, *, dear: str = "") -> Iterator[Cell]:
+    """The whole product of `VARIED`; the other axes take random values, but the prompt is never the `dear` one."""
     draw = random.Random(seed)
     domains = _domains(fixed)
+    domains["prompt"] = [name for name in domains["prompt"] if name != dear]
     for values in itertools.product(*(domains[name] for name in VARIED)):
         choice = dict(zip(VARIED, values, strict=True))
         if meaningful(choice):

@@ -10,7 +10,7 @@ import pytest
 
 from services.prove import axes
 from services.prove.axes import AXES, COMPANIES, Cell, meaningful
-from services.prove.cover import VARIED, every, full, once, pairwise, quick
+from services.prove.cover import LONGEST, VARIED, every, full, once, pairwise, quick
 from services.prove.stage import groups, setting
 
 TINY = {"model": "tiny"}
@@ -47,6 +47,14 @@ def test_full_holds_every_combination_of_what_the_engine_does() -> None:
     }
     assert found == wanted
     assert len(full(1)) > len(cells)
+
+
+def test_full_meets_the_longest_prompt_with_every_value() -> None:
+    longest = [cell for cell in full(1) if (cell.model, cell.prompt) == ("tiny", LONGEST)]
+    for axis in ("drafter", "burst", "cache", "way", "chunk", "rule"):
+        allowed = {value for value in AXES[axis] if meaningful({axis: value, "prompt": LONGEST})}
+        assert {getattr(cell, axis) for cell in longest} == allowed
+    assert len(longest) < len(full(1)) / 10
 
 
 @pytest.mark.parametrize("make", [quick, full])
