@@ -159,7 +159,7 @@ def _turns(counts: AffinityCounts) -> Iterable[Metric]:
         "Prompts of reuse=decode: served from what an earlier turn decoded, or why not",
         labels=["outcome"],
     )
-    for outcome, count in counts.turns:
+    for outcome, count in ({"served": 0} | dict(counts.turns)).items():
         turns.add_metric([outcome], count)
     yield turns
 
