@@ -86,6 +86,7 @@ class Speculator:
         Overlapped: a round is launched before the one before it is read, as inside a burst."""
         host, began = 0, SYSTEM.monotonic_ns()
         for number in range(count):
+            self._decree(size, number)
             started = SYSTEM.monotonic_ns()
             self._launch(size, number)
             host += SYSTEM.monotonic_ns() - started
@@ -97,11 +98,13 @@ class Speculator:
             host += self._read(size, count - 1)
         return (SYSTEM.monotonic_ns() - began) / 1e9 / count, host / 1e9 / count
 
+    def _decree(self, size: Size, number: int) -> None:
+        """How many drafts stand in a round: what no host does."""
+        assert self.rounds.forced is not None
+        self.rounds.forced.fill_(min(PATTERN[number % len(PATTERN)], size[1] - 1))
+
     @torch.no_grad()
     def _launch(self, size: Size, number: int) -> None:
-        forced = self.rounds.forced
-        assert forced is not None
-        forced.fill_(min(PATTERN[number % len(PATTERN)], size[1] - 1))
         told = self.rounds.graphs.run(size)
         self._told[number % 2, : size[0]].copy_(told, non_blocking=True)
         self._done[number % 2].record()

@@ -143,8 +143,9 @@ class DeviceRounds:
         folded = pending * store
         head.copy_((head + folded) % self._states.capacity)
         pending.add_(rows - folded)
-        store.copy_(pending >= self._states.placement.fold_rows)
         counts.copy_(torch.minimum(left.clamp_min(0), self.wide[:sequences]))
+        # A sequence that ended folds no more: the host does not know of rounds after its end.
+        store.copy_((pending >= self._states.placement.fold_rows) & (counts > 0))
         return told
 
     def _accepted(self, picks: Tensor, ids: Tensor, counts: Tensor) -> Tensor:

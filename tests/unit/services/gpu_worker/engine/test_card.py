@@ -138,7 +138,14 @@ def test_rounds_that_run_whole_give_the_stream_of_plain_decode(monkeypatch: pyte
     assert stream == plain
     assert sum(committed) == left, "a row lies past the budget"
     assert max(committed) > 1, "no draft was ever accepted: the test shows nothing"
-    assert rounds.launch((2, MOST))[0, -1] == 0
+
+    bench.states.store[:, 1] = torch.nan
+    kept = bench.states.state[:, 1].clone()
+    rounds.inputs.pending[0] += 2
+    rounds.inputs.store_after[0] = 0
+    for _ in range(2):
+        assert rounds.launch((2, MOST))[0, -1] == 0
+    assert torch.equal(bench.states.state[:, 1], kept), "a stream that ended was folded on"
 
 
 def test_a_whole_round_is_the_verify_and_the_picks_that_the_host_would_make(
