@@ -19,11 +19,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.gated_delta.card_step import silu, softplus
+from kernels.gated_delta.card_mix import EPS, silu, softplus
 from kernels.gated_delta.plan import DeltaShape, MixWeights
 from kernels.tiles import ROWS
 
-_EPS = 1e-6
 _PACK_ROWS = 16
 _VALUE_TILE = 64
 """State columns of a program of the scan."""
@@ -273,7 +272,7 @@ def _pack(y: Tensor, weights: MixWeights, window: Tensor, rows: int, shape: Delt
         gates,
         rows,
         shape.key_dim**-0.5,
-        EPS=_EPS,
+        EPS=EPS,
         Y_ROW=y.shape[1],
         TAPS=taps,
         KEY_HEADS=shape.key_heads,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
-from kernels.gated_delta import card_chunk, card_step
+from kernels.gated_delta import card_chunk, card_mix, card_step
 from kernels.gated_delta.plan import CardReplay, DeltaShape, MixWeights, ReplayPlan
 
 
@@ -19,7 +20,11 @@ def decode(
     scale: Tensor,
 ) -> Tensor:
     """See the twin; `store` [slots, ring, packed] float32 and `windows` [slots, ring, channels] are rings of `plan.card`."""
-    return card_step.decode_rows(y, weights, state, store, windows, _card(plan), shape)
+    card = _card(plan)
+    card_mix.mix(y, weights, store, windows, card, shape)
+    out = torch.empty(y.shape[0], shape.value_heads, shape.value_dim, dtype=torch.float32, device=y.device)
+    card_step.replay(state, store, out, card, shape)
+    return out
 
 
 def prefill(

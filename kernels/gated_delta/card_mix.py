@@ -1,0 +1,142 @@
+"""New rows of decode and verify on a card: one launch that convolves, gates and packs them into the ring.
+
+A packed row of the card's store holds q and k normalised already (q scaled too) and exp(g) for g, so that a row that is
+replayed several times is prepared once. All of it is float32.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from kernels.gated_delta.plan import CardReplay, DeltaShape, MixWeights
+from kernels.launch import OVERLAP
+
+_HEADS = 4
+"""Heads of a program, one a warp."""
+
+EPS = 1e-6
+
+
+@triton.jit
+def silu(x):
+    """x * sigmoid(x), as one division."""
+    return x / (1.0 + tl.exp(-x))
+
+
+@triton.jit
+def softplus(x):
+    """max(x, 0) + log1p(exp(-|x|)); the quotient corrects what 1 + e rounded away."""
+    e = tl.exp(-tl.abs(x))
+    u = 1.0 + e
+    return tl.maximum(x, 0.0) + tl.where(u == 1.0, e, tl.log(u) * (e / tl.where(u == 1.0, 1.0, u - 1.0)))
+
+
+@triton.jit(do_not_specialize=["columns"])
+def _mix_kernel(
+    y,
+    conv,
+    rate,
+    dt_bias,
+    store,
+    windows,
+    slots,
+    pending,
+    head,
+    counts,
+    columns,
+    scale,
+    EPS: tl.constexpr,
+    Y_ROW: tl.constexpr,
+    RING: tl.constexpr,
+    TAPS: tl.constexpr,
+    KEY_HEADS: tl.constexpr,
+    VALUE_HEADS: tl.constexpr,
+    DK: tl.constexpr,
+    DV: tl.constexpr,
+    BLOCK: tl.constexpr,
+    GATES: tl.constexpr,
+    HEADS: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """Program (some heads of q, k or v, or, the last one, all gates; row)."""
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
+    row = tl.program_id(1)
+    sequence, t = row // columns, row % columns
+    if t >= tl.load(counts + sequence):
+        return
+    channels: tl.constexpr = 2 * KEY_HEADS * DK + VALUE_HEADS * DV
+    packed: tl.constexpr = channels + 2 * VALUE_HEADS
+    slot = tl.load(slots + sequence).to(tl.int64)
+    first = tl.load(head + sequence) + tl.load(pending + sequence)
+    own = slot * RING + (first + t) % RING
+    source = y + row.to(tl.int64) * Y_ROW
+    if tl.program_id(0) * HEADS >= 2 * KEY_HEADS + VALUE_HEADS:
+        h = tl.arange(0, GATES)
+        inside = h < VALUE_HEADS
+        b = tl.load(source + channels + h, mask=inside, other=0.0).to(tl.float32)
+        a = tl.load(source + channels + VALUE_HEADS + h, mask=inside, other=0.0).to(tl.float32)
+        bias = tl.load(dt_bias + h, mask=inside, other=0.0)
+        g = -softplus(a + bias) * tl.load(rate + h, mask=inside, other=0.0)
+        tl.store(store + own * packed + channels + h, 1.0 / (1.0 + tl.exp(-b)), mask=inside)
+        tl.store(store + own * packed + channels + VALUE_HEADS + h, tl.exp(g), mask=inside)
+        return
+    block = (tl.program_id(0) * HEADS + tl.arange(0, HEADS))[:, None]
+    is_key = block < 2 * KEY_HEADS
+    start = tl.where(is_key, block * DK, 2 * KEY_HEADS * DK + (block - 2 * KEY_HEADS) * DV)
+    d = tl.arange(0, BLOCK)[None, :]
+    inside = (d < tl.where(is_key, DK, DV)) & (block < 2 * KEY_HEADS + VALUE_HEADS)
+    channel = start + d
+    total = tl.zeros([HEADS, BLOCK], tl.float32)
+    for j in tl.static_range(TAPS):
+        back = t + j - (TAPS - 1)
+        kept = slot * RING + (first + back + RING) % RING
+        old = tl.load(windows + kept * channels + channel, mask=inside & (back < 0), other=0.0)
+        new = tl.load(source + (back - t) * Y_ROW + channel, mask=inside & (back >= 0), other=0.0)
+        x = tl.where(back < 0, old, new)
+        total += x.to(tl.float32) * tl.load(conv + j * channels + channel, mask=inside, other=0.0)
+        if j == TAPS - 1:
+            tl.store(windows + own * channels + channel, x, mask=inside)
+    u = silu(total)
+    norm = tl.rsqrt(tl.sum(tl.where(inside, u * u, 0.0), axis=1) + EPS)[:, None]
+    factor = tl.where(is_key, norm * tl.where(block < KEY_HEADS, scale, 1.0), 1.0)
+    tl.store(store + own * packed + channel, u * factor, mask=inside)
+
+
+def mix(
+    y: Tensor, weights: MixWeights, store: Tensor, windows: Tensor, card: CardReplay, shape: DeltaShape
+) -> None:
+    """Keep the new rows y [S * T, ...] (contiguous) of every sequence: raw in `windows`, packed in `store`."""
+    blocks = triton.cdiv(2 * shape.key_heads + shape.value_heads, _HEADS)
+    _mix_kernel[(blocks + 1, y.shape[0])](
+        y,
+        weights.conv,
+        weights.rate,
+        weights.dt_bias,
+        store,
+        windows,
+        card.slots,
+        card.pending,
+        card.head,
+        card.counts,
+        card.columns,
+        shape.key_dim**-0.5,
+        EPS=EPS,
+        Y_ROW=y.shape[1],
+        RING=store.shape[1],
+        TAPS=weights.conv.shape[0],
+        KEY_HEADS=shape.key_heads,
+        VALUE_HEADS=shape.value_heads,
+        DK=shape.key_dim,
+        DV=shape.value_dim,
+        BLOCK=triton.next_power_of_2(max(shape.key_dim, shape.value_dim)),
+        GATES=triton.next_power_of_2(shape.value_heads),
+        HEADS=_HEADS,
+        OVERLAP=OVERLAP,
+        num_warps=_HEADS,
+        **({"launch_pdl": True} if OVERLAP else {}),
+    )
