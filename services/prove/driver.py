@@ -135,7 +135,8 @@ class WatchedEngine(Engine):
         public = prompt + session.completion_tokens - 1
         both = self.kv.read_rows(sequence.block_table, 0, min(sequence.seq_len, public))
         states = None if session.tainted else self._states(sequence.ssm_slot_idx())
-        tail = self.ring.tail(sequence.ssm_slot_idx(), min(sequence.seq_len, public))
+        last = min(sequence.seq_len, public)
+        tail = self.ring.tail(sequence.ssm_slot_idx(), last)[:, max(0, self.ring.tail_rows - last) :]
         return CacheBytes(
             committed=tuple(session.committed[:public]),
             rows=both[:, :trunk].clone(),
