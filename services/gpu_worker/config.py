@@ -45,6 +45,8 @@ class WorkerSettings(Settings):
     busy_burst_rounds: int = Field(default=2, ge=1)
     drafter: Literal["mtp", "ngram", "none"] = "mtp"
     speculation_k: int = Field(default=3, ge=0, le=63)
+    draft_vocab: int = Field(default=0, ge=0)
+    """On a card the MTP head proposes among so many ids from the first on; 0 = among all."""
     spec_low: int = Field(default=2, ge=1)
     """Streams, running and queued, up to which a new one gets a drafter."""
     spec_high: int = Field(default=4, ge=2)
@@ -129,6 +131,7 @@ class WorkerSettings(Settings):
             threads=self.threads,
             device=self.device,
             dtype=self.dtype,
+            draft_vocab=self.draft_vocab,
             max_context=self.max_context,
         )
 

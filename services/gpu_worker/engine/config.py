@@ -174,6 +174,8 @@ class EngineConfig:
     """cpu or cuda: where a model that is given as a folder is loaded."""
     dtype: str | None = None
     """Of its weights, activations and KV; null = float32 on the CPU, bfloat16 on a card."""
+    draft_vocab: int = 0
+    """On a card the MTP head proposes among so many ids from the first on; 0 = among all."""
 
     def __post_init__(self) -> None:
         for name in (

@@ -86,4 +86,8 @@ def lay_out(source: Path | LoadedModel, config: EngineConfig, limits: EngineLimi
 
 
 def _load(folder: Path, config: EngineConfig) -> LoadedModel:
-    return load_model(folder, threads=config.threads, placement=place(config.device, config.dtype))
+    return load_model(
+        folder,
+        threads=config.threads,
+        placement=place(config.device, config.dtype, draft_vocab=config.draft_vocab),
+    )

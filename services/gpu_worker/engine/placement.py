@@ -89,7 +89,7 @@ class Placement:
 CPU: Final = Placement(device=torch.device("cpu"), dtype=torch.float32)
 
 
-def place(device: str = "cpu", dtype: str | None = None, recipe: matmul.Recipe | None = None) -> Placement:
+def place(device: str = "cpu", dtype: str | None = None, *, draft_vocab: int = 0) -> Placement:
     """The placement a setting names. Raises `EngineFault` for a device that is not there or a type that is not run."""
     if device == "cpu":
         if dtype not in (None, "float32"):
@@ -107,5 +107,6 @@ def place(device: str = "cpu", dtype: str | None = None, recipe: matmul.Recipe |
         dtype=_DTYPES[name],
         on_card=True,
         fold_rows=CARD_FOLD_ROWS,
-        recipe=recipe or ("card-fp8" if name == "float8" else "card"),
+        recipe="card-fp8" if name == "float8" else "card",
+        draft_vocab=draft_vocab,
     )
