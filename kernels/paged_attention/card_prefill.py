@@ -16,6 +16,46 @@ from kernels.paged_attention.plan import CardAttention
 from kernels.tiles import ROWS
 
 _TILE = 128
+_TILE_FLOAT = 32
+"""Query rows in float32, which is for tests: pages of it take twice the shared memory."""
+
+
+@triton.jit
+def _pages(
+    q,
+    peak,
+    total,
+    acc,
+    keys,
+    values,
+    table,
+    from_page,
+    to_page,
+    position,
+    lowest,
+    kv_head,
+    KV_HEADS: tl.constexpr,
+    PAGE: tl.constexpr,
+    MASKED: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Add pages in ascending order; without a mask every row sees all of them."""
+    for page in range(from_page, to_page):
+        at = (tl.load(table + page) * KV_HEADS + kv_head) * PAGE
+        k = keys.load([at, 0])
+        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+        if MASKED:
+            key = (page * PAGE + tl.arange(0, PAGE))[None, :]
+            scores = tl.where((key <= position) & (key > lowest), scores, -float("inf"))
+        higher = tl.maximum(peak, tl.max(scores, axis=1))
+        finite = tl.where(higher == -float("inf"), 0.0, higher)
+        weights = tl.exp2((scores - finite[:, None]) * LOG2E)
+        shrink = tl.exp2((peak - finite) * LOG2E)
+        total = total * shrink + tl.sum(weights, axis=1)
+        v = values.load([at, 0])
+        acc = tl.dot(weights.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
+        peak = higher
+    return peak, total, acc
 
 
 @triton.jit(do_not_specialize=["columns", "table_row", "window"])
@@ -48,7 +88,6 @@ def _prefill_kernel(
     start, count = tl.load(starts + sequence), tl.load(counts + sequence)
     t = first + tl.arange(0, TILE)
     d = tl.arange(0, BLOCK_D)
-    p = tl.arange(0, PAGE)
     in_d = d < D
     real = t < count
     row = sequence.to(tl.int64) * columns + t
@@ -65,22 +104,45 @@ def _prefill_kernel(
     peak = tl.full([TILE], -float("inf"), tl.float32)
     total = tl.zeros([TILE], tl.float32)
     acc = tl.zeros([TILE, BLOCK_D], tl.float32)
-    for page in range(first_key // PAGE, last_key // PAGE + 1):
-        key = page * PAGE + p
-        block = tl.load(tables + sequence * table_row + page)
-        at = (block * KV_HEADS + kv_head) * PAGE
-        k = keys.load([at, 0])
-        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-        seen = (key[None, :] <= position) & (key[None, :] > lowest)
-        scores = tl.where(seen, scores, -float("inf"))
-        higher = tl.maximum(peak, tl.max(scores, axis=1))
-        finite = tl.where(higher == -float("inf"), 0.0, higher)
-        weights = tl.exp2((scores - finite[:, None]) * LOG2E)
-        shrink = tl.exp2((peak - finite) * LOG2E)
-        total = total * shrink + tl.sum(weights, axis=1)
-        v = values.load([at, 0])
-        acc = tl.dot(weights.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
-        peak = higher
+    table = tables + sequence * table_row
+    from_page = first_key // PAGE
+    whole = tl.where(window > 0, from_page, (start + first + 1) // PAGE)
+    peak, total, acc = _pages(
+        q,
+        peak,
+        total,
+        acc,
+        keys,
+        values,
+        table,
+        from_page,
+        whole,
+        position,
+        lowest,
+        kv_head,
+        KV_HEADS,
+        PAGE,
+        False,
+        PRECISION,
+    )
+    peak, total, acc = _pages(
+        q,
+        peak,
+        total,
+        acc,
+        keys,
+        values,
+        table,
+        whole,
+        last_key // PAGE + 1,
+        position,
+        lowest,
+        kv_head,
+        KV_HEADS,
+        PAGE,
+        True,
+        PRECISION,
+    )
     result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
     if GATED:
         at_gate = row[:, None] * GATE_ROW + head * D + d[None, :]
@@ -94,7 +156,7 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, card: CardAttention, gat
     """query [S * columns, heads, d] contiguous -> like query; rows that are padding are zeros."""
     _, heads, width = query.shape
     out = torch.empty_like(query)
-    tile = _TILE if query.dtype == torch.bfloat16 else ROWS
+    tile = _TILE if query.dtype == torch.bfloat16 else _TILE_FLOAT
     _prefill_kernel[(triton.cdiv(card.columns, tile), heads, card.starts.shape[0])](
         query,
         pages(keys),
