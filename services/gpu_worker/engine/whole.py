@@ -227,18 +227,16 @@ class WholeRounds:
         spans = [Span(row.start, row.columns, row.block_table) for row in rows]
         ids = [[row.anchor, *row.given, *(0,) * row.k] for row in rows]
         rounds, most = self._rounds, self._inputs.columns
-        extra = self._extra.zero_()
+        extra = self._extra.zero_().numpy()
         extra[:, most + 4 :] = _NOTHING
         for number, row in enumerate(rows):
-            extra[number, most + 1] = not row.k
-            extra[number, most + 2] = row.left or row.columns
-            extra[number, most + 3] = row.columns
             stops = sorted(row.stops)[:STOPS]
-            extra[number, most + 4 : most + 4 + len(stops)] = torch.tensor(stops, dtype=torch.int32)
+            extra[number, most + 1 : most + 4] = not row.k, row.left or row.columns, row.columns
+            extra[number, most + 4 : most + 4 + len(stops)] = stops
             if row.catch_up is not None:
                 self._take(number, row.catch_up, size[1])
         self._inputs.fill(spans, ids, size, [row.slot for row in rows], self._states)
-        told = extra.to(rounds.given.device, non_blocking=True)
+        told = self._extra.to(rounds.given.device, non_blocking=True)
         rounds.tail_tokens.copy_(told[:, :most])
         parts = (rounds.tail_counts, rounds.given, rounds.left, rounds.wide)
         for offset, part in enumerate(parts):
@@ -261,9 +259,10 @@ class WholeRounds:
                     block_table=catch_up.block_table,
                 )
             )
-        tokens = torch.tensor(catch_up.tokens[spare:], dtype=torch.int32)
-        self._extra[number, : len(tokens)] = tokens
-        self._extra[number, self._inputs.columns] = len(tokens)
+        tokens = catch_up.tokens[spare:]
+        extra = self._extra.numpy()
+        extra[number, : len(tokens)] = tokens
+        extra[number, self._inputs.columns] = len(tokens)
         tail = self._rounds.tail_hidden
         tail[number, : len(tokens)] = catch_up.hiddens[spare:].to(tail.device, tail.dtype)
 
