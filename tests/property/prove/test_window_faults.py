@@ -116,7 +116,8 @@ FAULTS: Final[dict[str, tuple[Callable[[Patch], None], frozenset[str]]]] = {
 
 @pytest.fixture(scope="module")
 def planned() -> list[list[Cell]]:
-    return list(groups(pairwise({**FIXED, "model": "window"}, SEED), SEED))
+    fixed = {**FIXED, "model": "window", "rule": "greedy, logprobs", "budget": "9 tokens"}
+    return list(groups(pairwise(fixed, SEED), SEED))
 
 
 @pytest.fixture(scope="module")
