@@ -29,15 +29,23 @@ def append_rows(session: Session, runner: AppendForward) -> Tensor:
     """One launch of prompt rows off the grid; answers their hiddens [n, H]. On the grid the slot is settled and the draft
     plane whole, so that prefill can go on."""
     rows = session.append_launch()
+    _write_draft_rows(
+        session, runner
+    )  # of the launch before: a call of the head takes few more rows than a verify
     (hidden,) = runner.verify([rows])
     runner.accept(rows.slot, len(rows.tokens))
     session.appended(rows, hidden)
     if not session.append_width:
         runner.flush(rows.slot)
-        waiting = session.take_draft_rows() if session.prime_left else None
-        if waiting is not None:
-            runner.draft([waiting])
+        if session.prime_left:
+            _write_draft_rows(session, runner)
     return hidden
+
+
+def _write_draft_rows(session: Session, runner: AppendForward) -> None:
+    waiting = session.take_draft_rows()
+    if waiting is not None:
+        runner.draft([waiting])
 
 
 def flush_ends(ends: Sequence[tuple[Session, int | None]], runner: FlushForward) -> None:

@@ -16,6 +16,8 @@ from services.gpu_worker.engine.events import DrafterOff, DrafterOffReason, Fini
 from services.gpu_worker.engine.faults import Faults, OutOfMemory, Phase, StreamKey
 from services.gpu_worker.engine.limits import EngineLimits
 from services.gpu_worker.engine.requests import GenerateRequest
+from services.gpu_worker.engine.rounds import DRAFT_BACKLOG
+from services.gpu_worker.engine.runner import ModelRunner
 from shared.errors import InvalidRequest
 from tests.engine_kit import (
     GREEDY,
@@ -352,6 +354,28 @@ def test_r_s11_the_draft_rows_of_a_drafting_conversation_are_whole_and_paired() 
     by_hand(one.tokens, NEXT, 2, engine=plain, table=table)
     ours, theirs = engine.kv.read_rows(blocks, 0, rows), plain.kv.read_rows(table, 0, rows)
     assert torch.equal(ours[:, -1], theirs[:, -1])
+
+
+@pytest.mark.parametrize("columns", [2, 8])
+@pytest.mark.parametrize("tail", [3, 40, 90])
+def test_a_call_of_the_head_takes_few_more_rows_than_a_verify(
+    monkeypatch: pytest.MonkeyPatch, columns: int, tail: int
+) -> None:
+    """A card's launches have fixed sizes, so rows to catch up with come a launch at a time."""
+    widest, draft = [0], ModelRunner.draft
+
+    def watched(self: ModelRunner, rows: Sequence[DraftRows]) -> list[torch.Tensor]:
+        widest[0] = max(widest[0], *(len(row.tokens) for row in rows))
+        return draft(self, rows)
+
+    monkeypatch.setattr(ModelRunner, "draft", watched)
+    for said in (1, 7, 30):
+        engine = build(max_verify=columns, limits=EngineLimits(draft_cost=0.0, floor=0.0))
+        driver = Driver(engine)
+        one = driver.run([first(speculation_k=columns - 1, max_tokens=said)])["one", 0]
+        two = driver.run([after(one.tokens, tail=prompt(tail, 6), speculation_k=columns - 1)])["two", 0]
+        assert two.end.reuse == "decode"
+    assert 0 < widest[0] <= columns + DRAFT_BACKLOG
 
 
 def test_a_turn_that_bypasses_the_cache_can_not_opt_in() -> None:
