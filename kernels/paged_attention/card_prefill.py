@@ -16,8 +16,6 @@ from kernels.paged_attention.plan import CardAttention
 from kernels.tiles import ROWS
 
 _TILE = 128
-_TILE_FLOAT = 32
-"""Query rows in float32, which is for tests: pages of it take twice the shared memory."""
 
 
 @triton.jit
@@ -156,7 +154,7 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, card: CardAttention, gat
     """query [S * columns, heads, d] contiguous -> like query; rows that are padding are zeros."""
     _, heads, width = query.shape
     out = torch.empty_like(query)
-    tile = _TILE if query.dtype == torch.bfloat16 else _TILE_FLOAT
+    tile = _TILE if query.dtype == torch.bfloat16 else ROWS
     _prefill_kernel[(triton.cdiv(card.columns, tile), heads, card.starts.shape[0])](
         query,
         pages(keys),
