@@ -52,10 +52,9 @@ class GraphCache:
             return True
         try:
             self._kept[size] = self._capture(size)
-        except (
-            RuntimeError
-        ) as error:  # torch's only type for a capture that was invalidated or ran out of memory
+        except RuntimeError as error:  # torch has no other type for a broken capture
             log.warning("a graph of %d x %d rows could not be captured: %s", *size, error)
+            self._pool = torch.cuda.graph_pool_handle()  # the failed capture may still hold the other one
             return False
         return True
 

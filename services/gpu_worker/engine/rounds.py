@@ -164,7 +164,23 @@ class CardLaunches:
         return Rows(self._verifies.run(size, eager=eager).clone(), size[1])
 
     def draft(self, rows: Sequence[DraftRows], spans: Sequence[Span]) -> Rows:
-        """One call of the MTP head."""
+        """Rows of the draft plane: one call of the MTP head, or several where a sequence brings more than a call holds."""
+        most, widest = self._draft_rows.columns, max(span.count for span in spans)
+        if widest <= most:
+            return self._draft_once(rows, spans)
+        hidden = torch.zeros(
+            len(rows), widest, self._hiddens.shape[1], dtype=self._hiddens.dtype, device=self._device
+        )
+        for first in range(0, widest, most):
+            numbers = [number for number, span in enumerate(spans) if span.count > first]
+            part = [_slice(rows[number], first, most) for number in numbers]
+            made = self._draft_once(part, [Span(row.start, len(row.tokens), row.block_table) for row in part])
+            shaped = made.hidden.view(-1, made.columns, hidden.shape[2])
+            for place, (number, row) in enumerate(zip(numbers, part, strict=True)):
+                hidden[number, first : first + len(row.tokens)] = shaped[place, : len(row.tokens)]
+        return Rows(hidden.flatten(0, 1), widest)
+
+    def _draft_once(self, rows: Sequence[DraftRows], spans: Sequence[Span]) -> Rows:
         inputs = self._draft_rows
         size = self._size(spans, inputs.sequences, inputs.columns)
         self._drafts.prepare(size)
@@ -245,6 +261,16 @@ class CardLaunches:
 
     def _tensor(self, values: Sequence[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int32).to(self._device, non_blocking=True)
+
+
+def _slice(row: DraftRows, first: int, most: int) -> DraftRows:
+    """At most `most` of its rows, from number `first` on."""
+    return DraftRows(
+        start=row.start + first,
+        tokens=row.tokens[first : first + most],
+        hiddens=row.hiddens[first : first + most],
+        block_table=row.block_table,
+    )
 
 
 def _padded(tokens: Sequence[Sequence[int]], columns: int) -> Tensor:
