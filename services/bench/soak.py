@@ -31,6 +31,8 @@ REQUESTS: Final = 10_000
 TOGETHER: Final = 12
 """Requests that run or wait at once, at most."""
 BLOCKS: Final = 14
+HOST_BYTES: Final = 2**19
+"""Both tiers together hold about half of what the kinds share, so that entries are evicted and made again."""
 KINDS: Final = 24
 TENANTS: Final = 3
 SESSIONS: Final = 5
@@ -125,7 +127,7 @@ class Soak:
             max_batch=TOGETHER,
             prefill_chunk=128,
             max_context=512,
-            host_tier_bytes=2**21,
+            host_tier_bytes=HOST_BYTES,
         )
         limits = EngineLimits(
             burst_rounds=3,
