@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from dataclasses import replace
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ import torch
 from torch import Tensor
 
 from kernels import dispatch
-from services.gpu_worker.engine.batch import PrefillChunk, VerifyRows
+from services.gpu_worker.engine.batch import DraftRows, PrefillChunk, VerifyRows
 from services.gpu_worker.engine.cache.kv_pool import KVPool
 from services.gpu_worker.engine.cache.state_pool import StatePool
 from services.gpu_worker.engine.card_logits import DecidedRow
@@ -51,10 +53,30 @@ def _model(placement: Placement) -> LoadedModel:
     return drawn_model(DIMS, placement)
 
 
+class Primed(NamedTuple):
+    hidden: Tensor
+    k: Tensor
+    v: Tensor
+    state: Tensor
+    window: Tensor
+
+
+@cache
+def _primed_on_card() -> Primed:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Bench, "_take", lambda self, primed: None)
+        patch.setattr(sys.modules[__name__], "_primed_on_card", lambda: None)
+        bench = Bench(_card(2), patch)
+        hidden = bench.prime()
+    states = bench.states
+    return Primed(hidden, bench.kv.k, bench.kv.v, states.state[:, 1], states.windows[:, 1, : states.taps])
+
+
 class Bench:
     """One sequence on a slot of its own, its prompt primed."""
 
     def __init__(self, placement: Placement, patch: pytest.MonkeyPatch) -> None:
+        self.patch = patch
         patch.setattr(dispatch, "INTERPRETED", placement.on_card)
         config = EngineConfig(
             num_blocks=8, num_slots=2, num_snapshots=1, max_verify=MOST, max_batch=2, max_context=256
@@ -66,11 +88,25 @@ class Bench:
         self.states = StatePool(DIMS, 2, 1, MOST, placement)
         self.runner = ModelRunner(self.model, self.kv, self.states, config)
         self.states.reset(1)
-        chunk = PrefillChunk(
-            slot=1, start=0, tokens=PROMPT, block_table=TABLE, previous_hidden=torch.zeros(DIMS.hidden)
-        )
-        (self.primed,) = self.runner.prefill([chunk])
+        if placement.on_card:
+            self._take(_primed_on_card())
+        else:
+            self.primed = self.prime()
         self.length = len(PROMPT)
+
+    def prime(self) -> Tensor:
+        nothing = torch.zeros(DIMS.hidden)
+        chunk = PrefillChunk(slot=1, start=0, tokens=PROMPT, block_table=TABLE, previous_hidden=nothing)
+        return self.runner.prefill([chunk])[0]
+
+    def _take(self, primed: Primed) -> None:
+        """What another bench primed: the interpreter takes seconds for a prompt."""
+        self.primed = primed.hidden
+        self.kv.k.copy_(primed.k)
+        self.kv.v.copy_(primed.v)
+        self.states.state[:, 1] = primed.state
+        self.states.windows[:, 1, : self.states.taps] = primed.window
+        self.states.advanced(1, len(PROMPT))
 
     def verify(self, ids: list[int], accept: int) -> Tensor:
         rows = VerifyRows(slot=1, start=self.length, tokens=ids, block_table=TABLE)
@@ -85,6 +121,10 @@ class Bench:
         for columns, accepted in rounds:
             out.append(self.verify([(self.length + i) * 5 % DIMS.vocab for i in range(columns)], accepted))
         return torch.cat(out)
+
+    def drafted(self, row: DraftRows) -> Tensor:
+        self.patch.setattr(dispatch, "INTERPRETED", self.states.placement.on_card)
+        return self.runner.draft([row])[0]
 
     def settled(self) -> tuple[Tensor, Tensor]:
         self.runner.flush(1)
@@ -104,6 +144,10 @@ def test_a_card_computes_what_the_twin_defines_whenever_it_stores_its_states(
     assert (lazy.primed - twin.primed).norm() < 1e-5 * twin.primed.norm()
     for one, other in zip(kept, states, strict=True):
         assert (one - other).norm() < 1e-5 * other.norm()
+
+    row = DraftRows(start=0, tokens=PROMPT, hiddens=twin.primed, block_table=TABLE)
+    drafted, long = (one.drafted(row) for one in (twin, lazy))
+    assert (long - drafted).norm() < 1e-5 * drafted.norm(), "more rows than one call of the head holds"
 
     eager = Bench(_card(1), monkeypatch)
     assert torch.equal(eager.decode([(1, 1)] * 8), got)
