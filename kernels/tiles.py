@@ -31,6 +31,13 @@ PICK_SPLIT: Final = 4096
 ADAPTER_SLICE: Final = 1024
 """Card: inputs of one slice of an adapter's first product; slices are added in order."""
 
+SPLIT_ROWS: Final = 256
+"""Card: keys of one split of decode and verify attention; split s holds [256 s, 256 s + 256) of every sequence."""
+
+STATE_COLUMNS: Final = 32
+"""Card: state columns of one program of the delta step, which sets how lanes share the sums over the key: lines of 128
+bytes, and 128 registers a thread for the state of a 128-wide key."""
+
 
 def tile_table() -> dict[str, int]:
     """All constants by name, for the fingerprint."""
@@ -44,4 +51,6 @@ def tile_table() -> dict[str, int]:
         "least_run": LEAST_RUN,
         "pick_split": PICK_SPLIT,
         "adapter_slice": ADAPTER_SLICE,
+        "split_rows": SPLIT_ROWS,
+        "state_columns": STATE_COLUMNS,
     }

@@ -13,9 +13,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.gated_delta.plan import CardReplay, DeltaShape
 from kernels.launch import OVERLAP
-
-_VALUE_TILE = 32
-"""State columns of a program: lines of 128 bytes, 128 registers a thread for the state of a 128-wide key."""
+from kernels.tiles import STATE_COLUMNS
 
 
 @triton.jit(do_not_specialize=["columns"])
@@ -91,7 +89,7 @@ def _step_kernel(
 
 def replay(state: Tensor, store: Tensor, out: Tensor, card: CardReplay, shape: DeltaShape) -> None:
     """Pending and new rows over the states; with no columns only the pending ones, and every state is stored."""
-    tile = min(_VALUE_TILE, triton.next_power_of_2(shape.value_dim))
+    tile = min(STATE_COLUMNS, triton.next_power_of_2(shape.value_dim))
     _step_kernel[(triton.cdiv(shape.value_dim, tile), shape.value_heads, card.slots.shape[0])](
         state,
         store,

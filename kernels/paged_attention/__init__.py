@@ -5,13 +5,13 @@ from torch import Tensor
 from kernels.dispatch import device_module, on_card
 from kernels.paged_attention import reference
 from kernels.paged_attention.plan import (
-    SPLIT_ROWS,
     AttentionPlan,
     CardAttention,
     QueryTile,
     WritePlan,
 )
 from kernels.paged_attention.reference import write_rows
+from kernels.tiles import SPLIT_ROWS
 
 __all__ = [
     "SPLIT_ROWS",

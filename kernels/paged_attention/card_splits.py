@@ -16,8 +16,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.launch import OVERLAP
 from kernels.paged_attention.card_pages import LOG2E, pages, precision
-from kernels.paged_attention.plan import SPLIT_ROWS, CardAttention
-from kernels.tiles import ROWS
+from kernels.paged_attention.plan import CardAttention
+from kernels.tiles import ROWS, SPLIT_ROWS
 
 _TILE = 64
 """Rows of a query tile: columns x heads of the group, as many whole columns as fit."""

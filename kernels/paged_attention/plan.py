@@ -8,15 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import torch
 from torch import Tensor
 
 from kernels.tiles import ROWS
-
-SPLIT_ROWS: Final = 256
-"""Keys of one split of decode and verify on a card: split s holds [256 s, 256 s + 256) of every sequence."""
 
 _ALL = 1 << 62
 """A window that no position leaves."""
