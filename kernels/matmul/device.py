@@ -29,7 +29,6 @@ PREFILL_ROWS: Final = 128
 
 _PADDED_ROWS: Final = 64
 _FLOAT8: Final = torch.float8_e4m3fn
-LATE = False
 _MOST_ARRIVALS: Final = 65_536
 
 
@@ -101,7 +100,7 @@ def _product(x: Tensor, packed: Packed, prefill: bool, out_dtype: torch.dtype) -
         at = cut(packed.out_features, packed.in_features)
         for first in range(0, x.shape[0], MOST_ROWS):
             some = x[first : first + MOST_ROWS]
-            _stream(
+            stream_product(
                 some,
                 packed,
                 out[first : first + MOST_ROWS],
@@ -111,9 +110,10 @@ def _product(x: Tensor, packed: Packed, prefill: bool, out_dtype: torch.dtype) -
     return out
 
 
-def _stream(x: Tensor, packed: Packed, out: Tensor, tile: RowTile, at: Cut) -> None:
+def stream_product(x: Tensor, packed: Packed, out: Tensor, tile: RowTile, at: Cut) -> None:
+    """The decode product of x [M, K] contiguous into out, through a row tile and the cut of the weight's shape."""
     blocks = -(-x.shape[0] // tile.rows)
-    if at.runs > RUNS or blocks * at.tiles > _MOST_ARRIVALS:
+    if at.runs > RUNS or blocks * tile.rows > MOST_ROWS or blocks * at.tiles > _MOST_ARRIVALS:
         raise ValueError(f"{blocks} row blocks of {at} are more than the workspace holds")
     parts, arrivals = _workspace(x.device)
     stream_kernel[(blocks, at.runs)](
@@ -140,7 +140,6 @@ def _stream(x: Tensor, packed: Packed, out: Tensor, tile: RowTile, at: Cut) -> N
         PAIRS=packed.pairs,
         SCALED=packed.scale is not None,
         OVERLAP=OVERLAP,
-        LATE=LATE,
         num_warps=tile.warps,
         **({"launch_pdl": True} if OVERLAP else {}),
     )

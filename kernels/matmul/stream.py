@@ -21,8 +21,10 @@ def silu_times(gate, up):
 
 @triton.jit
 def widened(unit, dtype: tl.constexpr, FAST: tl.constexpr):
-    """A weight tile in the dtype of x. Float8 has eight instructions for four values: the bits move to where bfloat16 has
-    them, which is 2^-120 of the value, and one exact product puts the exponent right. (e4m3's NaN never occurs: `pack`.)
+    """A weight tile in the dtype of x.
+
+    Float8 takes five instructions a pair: the bits move to where bfloat16 has them, which is 2^-120 of the value, and an
+    exact product puts the exponent right. e4m3's NaN would not survive, but `pack` never makes one.
     """
     if unit.dtype == dtype:
         return unit
@@ -106,7 +108,6 @@ def stream_kernel(
     N: tl.constexpr, K: tl.constexpr, UNIT_ROWS: tl.constexpr, UNIT_COLUMNS: tl.constexpr, STEPS: tl.constexpr,
     TILES: tl.constexpr, SLICES: tl.constexpr, EACH: tl.constexpr, RUNS: tl.constexpr,
     BLOCK_M: tl.constexpr, DEEP: tl.constexpr, STAGES: tl.constexpr, SWAP: tl.constexpr, PAIRS: tl.constexpr, SCALED: tl.constexpr, OVERLAP: tl.constexpr,
-    LATE: tl.constexpr,
 ):  # fmt: skip
     """out[rows, N] = x[rows, K] @ weight.T for one row block and one run of units. Grid (row blocks, RUNS).
 
@@ -131,8 +132,7 @@ def stream_kernel(
     rows_at = x + row.to(tl.int64)[:, None] * K + inner[None, :]
     live = (row < rows)[:, None]
     if OVERLAP:
-        if not LATE:
-            gdc_launch_dependents()
+        gdc_launch_dependents()
         gdc_wait()
     for tile in tl.range(first // STEPS, (last - 1) // STEPS + 1, num_stages=1):
         base = tile * STEPS
@@ -144,8 +144,6 @@ def stream_kernel(
             mask = live if K == STEPS * UNIT_COLUMNS else live & (step * LENGTH + inner < K)[None, :]
             taken = tl.load(rows_at + step * LENGTH, mask=mask, other=0.0)
             acc = tl.dot(unit, tl.trans(taken), acc) if SWAP else tl.dot(taken, tl.trans(unit), acc)
-        if OVERLAP and LATE and base + STEPS >= last:
-            gdc_launch_dependents()
         if SWAP:
             finish_tile(
                 tl.trans(acc), out, scale, parts, arrivals, tile, run, block, row, rows,

@@ -109,7 +109,7 @@ def test_every_row_tile_and_cut_computes_the_same(
     x, weight = _draw(19, 264, 1200)
     packed = device.pack(weight, "card")
     out = torch.empty(19, 264)
-    device._stream(x, packed, out, tiles.RowTile(16, deep, 2, 4, swap), at)
+    device.stream_product(x, packed, out, tiles.RowTile(16, deep, 2, 4, swap), at)
     torch.testing.assert_close(out.double(), x.double() @ weight.double().T, rtol=1e-4, atol=1e-4)
 
 
