@@ -12,7 +12,6 @@ from types import ModuleType
 
 from torch import Tensor
 
-
 INTERPRETED = False
 """Set by tests alone, under TRITON_INTERPRET=1: triton's interpreter is the card, whose memory is the CPU's."""
 
