@@ -1,0 +1,243 @@
+"""Rounds that start before the host has read the last one: any order of cancels, joins, other widths and landings.
+
+The card is played by a few lines of Python that know tokens alone; what advances positions, pending rows and the fold is the
+engine's own (`DeviceRounds._advance`). Streams must be those of plain decode, and after every landing the host's books
+(`StatePool`) must say what the card really did to the states.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.gpu_worker.engine import whole
+from services.gpu_worker.engine.batch import DraftRows
+from services.gpu_worker.engine.cache.kv_pool import KVPool
+from services.gpu_worker.engine.cache.state_pool import StatePool
+from services.gpu_worker.engine.config import EngineConfig
+from services.gpu_worker.engine.device_rounds import DeviceRounds
+from services.gpu_worker.engine.graphs import Size
+from services.gpu_worker.engine.models.random import TINY
+from services.gpu_worker.engine.placement import Placement
+from services.gpu_worker.engine.requests import SamplingParams
+from services.gpu_worker.engine.whole import WholeRounds, WholeRow
+
+CARD = Placement(device=torch.device("cpu"), dtype=torch.float32, on_card=True, fold_rows=3, recipe="card")
+DIMS = replace(TINY, hidden=4, gdn_key_dim=2, gdn_value_dim=2, head_dim=4)
+SLOTS, MOST, STOP = 3, 4, 0
+GREEDY = SamplingParams(seed=0, temperature=0.0)
+
+
+def says(tokens: list[int]) -> int:
+    """What the model says after these tokens: one of seven ids, one of which ends a stream."""
+    return zlib.crc32(bytes(tokens)) % 7
+
+
+def guesses(tokens: list[int]) -> int:
+    """The head is wrong on every third prefix."""
+    return says(tokens) if (len(tokens) + sum(tokens)) % 3 else 6 - says(tokens)
+
+
+class PlayedCard(DeviceRounds):
+    """Slots hold tokens: those in the state, and those in the ring."""
+
+    def __init__(self, model: Any, kv: KVPool, states: StatePool, inputs: Any) -> None:
+        super().__init__(model, kv, states, inputs)
+        self.folded: list[list[int]] = [[] for _ in range(SLOTS + 1)]
+        self.ring: list[dict[int, int]] = [{} for _ in range(SLOTS + 1)]
+
+    def _known(self, number: int) -> list[int]:
+        """Committed tokens of a sequence; folds when the launch says so."""
+        slot, first = int(self.inputs.slots[number]), int(self.inputs.head[number])
+        rows = range(int(self.inputs.pending[number]))
+        return self.folded[slot] + [self.ring[slot][(first + row) % self._states.capacity] for row in rows]
+
+    def _draft(self, sequences: int, columns: int) -> None:
+        ids = self.inputs.ids[: sequences * columns].view(sequences, columns)
+        for number in range(sequences):
+            tokens = [*self._known(number), int(ids[number, 0])]
+            for column in range(1, columns):
+                if not self.given[number]:
+                    ids[number, column] = guesses(tokens)
+                tokens.append(int(ids[number, column]))
+
+    def verify(self, size: Size) -> torch.Tensor:
+        sequences, columns = size
+        ids = self.inputs.ids[: sequences * columns].view(sequences, columns)
+        picks = torch.full(size, 5, dtype=torch.int32)
+        for number in range(sequences):
+            slot, known = int(self.inputs.slots[number]), self._known(number)
+            first = int(self.inputs.head[number]) + int(self.inputs.pending[number])
+            if self.inputs.store_after[number]:
+                self.folded[slot] = list(known)
+            for column in range(int(self.inputs.counts[number])):
+                known.append(int(ids[number, column]))
+                self.ring[slot][(first + column) % self._states.capacity] = known[-1]
+                picks[number, column] = says(known)
+        return self._advance(picks, ids, torch.zeros(*size, DIMS.hidden))
+
+
+@dataclass
+class Stream:
+    """A session in small: it knows what it said, and walks picks as a session does."""
+
+    slot: int
+    tokens: list[int]
+    budget: int
+    anchor: int
+    k: int
+    said: list[int] = field(default_factory=list)
+    behind: list[int] = field(default_factory=list)
+    going: bool = True
+
+    def row(self) -> WholeRow:
+        k = min(self.k, self.budget - 1)
+        tokens = self.behind
+        catch_up = DraftRows(
+            start=len(self.tokens) + 1 - len(tokens),
+            tokens=tokens,
+            hiddens=torch.zeros(len(tokens), DIMS.hidden),
+            block_table=(),
+        )
+        if k:
+            self.behind = []
+        return WholeRow(
+            slot=self.slot,
+            start=len(self.tokens),
+            anchor=self.anchor,
+            block_table=[0] * 8,
+            rules=GREEDY,
+            choice=0,
+            k=k,
+            catch_up=catch_up if k else None,
+            left=self.budget,
+            stops=frozenset({STOP}),
+        )
+
+    def settle(self, drafts: list[int], picks: list[int]) -> int:
+        taken: list[int] = []
+        for column, token in enumerate(picks):
+            taken.append(token)
+            self.said.append(token)
+            self.budget -= 1
+            self.going = token != STOP and self.budget > 0
+            if not self.going or column == len(drafts) or token != drafts[column]:
+                break
+        self.tokens += [self.anchor, *taken[:-1]]
+        self.anchor = taken[-1]
+        self.behind += taken
+        return len(taken)
+
+
+def plain(prompt: list[int], budget: int) -> list[int]:
+    tokens, said = list(prompt), []
+    while len(said) < budget and (not said or said[-1] != STOP):
+        said.append(says(tokens))
+        tokens.append(said[-1])
+    return said
+
+
+class Play:
+    """Streams over one `WholeRounds`, and the checks."""
+
+    def __init__(self) -> None:
+        config = EngineConfig(
+            num_blocks=8, num_slots=SLOTS, num_snapshots=0, max_batch=SLOTS, max_verify=MOST, max_context=512
+        )
+        self.states = StatePool(DIMS, SLOTS, 0, MOST, CARD)
+        model = SimpleNamespace(dims=DIMS, mtp=None)
+        kv = KVPool(DIMS, 8, CARD)
+        self.rounds = WholeRounds(cast("Any", model), kv, self.states, config, 8, lambda row: None)
+        self.card = cast("PlayedCard", self.rounds._rounds)
+        self.expected: dict[int, list[int]] = {}
+
+    def join(self, slot: int, length: int, budget: int, k: int) -> Stream:
+        prompt = [(slot + 3 * i + length) % 7 for i in range(length)]
+        self.states.reset(slot)
+        self.states.advanced(slot, length)
+        self.card.folded[slot], self.card.ring[slot] = list(prompt), {}
+        said = plain(prompt, budget)
+        self.expected[slot] = said
+        stream = Stream(slot, prompt, budget - 1, said[0], k, [said[0]], [said[0]])
+        stream.going = said[0] != STOP and stream.budget > 0
+        return stream
+
+    def round(self, streams: list[Stream], *, more: bool) -> None:
+        live = [stream for stream in streams if stream.going]
+        if not live:
+            return
+        results = self.rounds.run([stream.row() for stream in live], more=more)
+        for stream, result in zip(live, results, strict=True):
+            self.states.accept(stream.slot, stream.settle(result.drafts, result.picks))
+            assert stream.said == self.expected[stream.slot][: len(stream.said)]
+
+    def land(self, streams: list[Stream]) -> None:
+        self.rounds.land()
+        for stream in streams:
+            slot, held = stream.slot, self.states.position(stream.slot)
+            assert held + self.states.fold(slot) == len(stream.tokens)
+            assert self.card.folded[slot] == stream.tokens[:held], (
+                "the card folded what the host does not know of"
+            )
+            rows = range(self.states.fold(slot))
+            ring = [
+                self.card.ring[slot][(self.states.head(slot) + row) % self.states.capacity] for row in rows
+            ]
+            assert ring == stream.tokens[held:]
+
+
+STEP = st.tuples(
+    st.sampled_from(["round"] * 6 + ["cancel", "width", "land"]), st.integers(0, SLOTS - 1), st.booleans()
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    starts=st.lists(
+        st.tuples(st.integers(1, 9), st.integers(1, 40), st.integers(0, MOST - 1)), min_size=1, max_size=SLOTS
+    ),
+    steps=st.lists(STEP, min_size=4, max_size=30),
+)
+def test_the_hosts_books_are_what_the_card_did(
+    starts: list[tuple[int, int, int]], steps: list[tuple[str, int, bool]]
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(whole, "DeviceRounds", PlayedCard)
+        play = Play()
+        streams = [play.join(slot, *start) for slot, start in enumerate(starts)]
+        for what, number, more in steps:
+            stream = streams[number % len(streams)]
+            match what:
+                case "cancel":
+                    stream.going = False
+                case "width":
+                    stream.k = number
+                case "land":
+                    play.land(streams)
+                case _:
+                    play.round(streams, more=more)
+        play.land(streams)
+
+
+def test_a_flight_is_used_and_ends_where_the_stream_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two streams of different budgets: the rounds that started ahead are the ones that are asked for."""
+    monkeypatch.setattr(whole, "DeviceRounds", PlayedCard)
+    play = Play()
+    launched = []
+    launch = play.rounds._launch
+    monkeypatch.setattr(play.rounds, "_launch", lambda rows: launched.append(len(rows)) or launch(rows))
+    streams = [play.join(0, 5, 30, 2), play.join(1, 8, 30, 2)]
+    rounds = 0
+    while any(stream.going for stream in streams):
+        play.round(streams, more=True)
+        rounds += 1
+    play.land(streams)
+    assert [stream.said for stream in streams] == [play.expected[0], play.expected[1]]
+    assert len(launched) < rounds / 2
