@@ -71,10 +71,10 @@ class Dispatcher:
         """
         headers = self.headers(request, parent)
         async with self._reading(request, keyed, running=False) as reader:
-            generation = Generation(self, request, reader, worker=route.worker, headers=headers, keyed=keyed)
+            generation = Generation(self, request, reader, keyed=keyed)
             with closing(generation):
                 with self._telemetry.span("enqueue", parent, {"messaging.destination.name": route.subject}):
-                    await self.enqueue(request, route.subject, request.request_id, headers)
+                    await self.enqueue(request, route.subject, headers)
                 yield generation
 
     @asynccontextmanager
@@ -111,14 +111,12 @@ class Dispatcher:
             stack.callback(self._readers.discard, reader)
             yield reader
 
-    async def enqueue(
-        self, request: GenerateRequest, subject: str, message_id: str, headers: dict[str, str]
-    ) -> None:
-        """Append a request. `message_id` lets the server drop a repetition."""
+    async def enqueue(self, request: GenerateRequest, subject: str, headers: dict[str, str]) -> None:
+        """Append a request, once: the server drops a repetition by its id."""
         await self._transport.append(
             subject,
             codec.encode(request),
-            message_id=message_id,
+            message_id=request.request_id,
             headers=headers,
             timeout=self.settings.broker_timeout_s,
         )

@@ -1,15 +1,12 @@
 """One request that is on the queue: its news, its deadlines, and its cancellation on every way out that is not its end.
 
-A request on one worker's own subject is seen by nobody else. If that worker falls silent, the request is put on the
-shared subject as well: another worker claims it as the next attempt, and should the first one live after all, the
-journal's fence lets only one of them write (C2), and it leaves its own copy to the other. If no worker of the
-fingerprint is left, the request ends (`orphans`) and its cancellation keeps it from running later.
+Whichever subject it is on, any worker of its fingerprint comes to it in the end: what one leaves, the others pull. If none
+is left, the request ends (`orphans`) and its cancellation keeps it from running later.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Final, Literal, Protocol
@@ -19,13 +16,9 @@ from services.gateway.keys import Owner
 from services.gateway.lingering import Lingering
 from services.gateway.orphans import OrphanWatch
 from services.gateway.reader import Claimed, End, News, TokenReader
-from services.gateway.workers import Fleet
 from shared.clock import Clock
 from shared.errors import BurstlineError, DeadlineExceeded, Overloaded, Unavailable
-from shared.protocol import subjects
 from shared.protocol.messages import GenerateRequest, Terminal
-
-_log = logging.getLogger(__name__)
 
 _WATCH_S: Final = 1.0
 """How often a request's workers are looked at while nothing comes."""
@@ -44,14 +37,7 @@ class Carrier(Protocol):
     def clock(self) -> Clock: ...
 
     @property
-    def fleet(self) -> Fleet: ...
-
-    @property
     def lingering(self) -> Lingering: ...
-
-    async def enqueue(
-        self, request: GenerateRequest, subject: str, message_id: str, headers: dict[str, str]
-    ) -> None: ...
 
     def orphan_watch(self, request: GenerateRequest) -> OrphanWatch: ...
 
@@ -75,16 +61,11 @@ class Generation:
         request: GenerateRequest,
         reader: TokenReader,
         *,
-        worker: str | None = None,
-        headers: dict[str, str] | None = None,
         keyed: Owner | None = None,
         over: bool = False,
     ) -> None:
-        """`worker`: the only one who can see it. `keyed`: whose it is, if its caller can come back to it. `over`: its
-        journal has its end already."""
+        """`keyed`: whose it is, if its caller can come back to it. `over`: its journal has its end already."""
         self.request: Final = request
-        self.headers: Final = headers or {}
-        self._worker = worker
         self._keyed: Final = keyed
         self._carrier: Final = carrier
         self._reader: Final = reader
@@ -138,7 +119,7 @@ class Generation:
         return max(0.0, min(*left, _WATCH_S))
 
     async def _watch(self) -> None:
-        """The worker that alone can see the request is silent: let the others have it, if there are any.
+        """Are there workers that can answer it?
 
         Raises:
             Unavailable: there are none, and none came back.
@@ -148,19 +129,6 @@ class Generation:
         except Unavailable:
             self.cancel("operator")
             raise
-        if self._worker is None or self._carrier.fleet.alive(self._worker):
-            return
-        try:
-            request = self.request
-            subject = subjects.request_shared(request.namespace.fingerprint, request.priority, request.tenant)
-            await self._carrier.enqueue(request, subject, f"{request.request_id}.shared", self.headers)
-        except (Unavailable, Overloaded) as error:
-            _log.warning("request %s cannot be handed on now: %s", self.request.request_id, error.code)
-            return
-        _log.warning(
-            "request %s is handed on: its worker %s is silent", self.request.request_id, self._worker
-        )
-        self._worker = None
 
     async def _check_deadlines(self, queue_until: int) -> None:
         if self._clock.wall_ns() >= self.request.deadline_ns:

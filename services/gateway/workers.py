@@ -92,11 +92,6 @@ class Fleet:
             if beat.model == model and beat.ready and not beat.draining and seen >= horizon
         ]
 
-    def alive(self, worker_id: str) -> bool:
-        """Whether a worker was heard lately; it may be draining, and then still ends what it has."""
-        seen = self._seen.get(worker_id)
-        return seen is not None and seen[1] >= self._clock.monotonic_ns() - self._silence_ns
-
     def staffed(self, fingerprint: str) -> bool:
         """Whether a worker of a fingerprint was heard lately, ready or not."""
         horizon = self._clock.monotonic_ns() - self._silence_ns

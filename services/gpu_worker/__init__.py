@@ -1,6 +1,6 @@
 """The worker: pulls requests from the queue and runs them on the engine. Tokens in, tokens out.
 
-queue    pull                  work by rank and room         depth     how much waits there
+queue    pull, turns           work as there is room         depth     how much is there
          item                  one request's deliveries      claim     pure: what to do with a delivery
 request  attempt, ways_out     one attempt, start to end     journal   what is stored of it, and the fenced writer
          storing               whether the journal takes it

@@ -165,9 +165,9 @@ async def _work(
     )
     for stream in subjects.STREAMS:
         await transport.ensure_stream(stream)
-    specs = subjects.worker_consumers(engine.fingerprint, settings.worker_id, ack_wait_s=settings.ack_wait_s)
-    consumers = [await transport.ensure_consumer(spec) for spec in specs]
+    subject = subjects.request_to(engine.fingerprint, settings.worker_id)
+    own = await transport.ensure_consumer(subjects.work_consumer(subject, ack_wait_s=settings.ack_wait_s))
     worker = Worker(core)
     readiness.worker = worker
     log.info("worker %s serves %s (%s)", settings.worker_id, settings.model_name, engine.fingerprint[:16])
-    await worker.run(consumers, drain)
+    await worker.run(own, drain)

@@ -7,7 +7,6 @@ The ways out, each of which gives everything back (C6):
     fenced        another attempt wrote: publish nothing more, acknowledge nothing
     abandoned     the journal cannot be reached for longer than the patience: another attempt will find it
     handed_back   the worker drains: the work item is returned at once
-    left          another copy of it is worked on: looked at again after an acknowledgement wait
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from services.gpu_worker.publish import Owner, Publisher
 from services.gpu_worker.relay import Relay
 from services.gpu_worker.ways_out import WaysOut
 from shared.errors import BurstlineError, EngineFault, FencedOut, Overloaded, ProtocolError, Unavailable
-from shared.protocol import chain, subjects
+from shared.protocol import chain
 from shared.protocol.messages import (
     CancelRequest,
     Failure,
@@ -93,6 +92,11 @@ class Attempt:
     def cancel(self, message: CancelRequest) -> None:
         """A live cancellation."""
         self._intake.cancel(message)
+
+    @property
+    def subject(self) -> str:
+        """Where its request was enqueued."""
+        return self._item.subject
 
     def adopt(self, delivery: Delivery) -> None:
         """The queue delivered the request again while this attempt is at it."""
@@ -165,7 +169,6 @@ class Attempt:
             fingerprint=core.identity.fingerprint,
             now_ns=core.clock.wall_ns(),
             max_attempts=core.settings.max_attempts,
-            only_mine=self._only_mine(),
         )
         match verdict:
             case claim.AlreadyDone():
@@ -175,8 +178,6 @@ class Attempt:
                 return await self._refuse(verdict.failure, dead_letter=verdict.dead_letter)
             case claim.Cancelled():
                 return await self._out.end(relay, None)
-            case claim.Leave():
-                return "left"
             case claim.Run():
                 return await self._claimed(relay, state)
 
@@ -255,12 +256,6 @@ class Attempt:
         return "refused"
 
     # ---- pieces ----------------------------------------------------------------------------------------------------
-
-    def _only_mine(self) -> str | None:
-        """This worker's id, when the request came by the subject that it alone pulls."""
-        who = self._core.identity
-        own = subjects.request_to(who.fingerprint, who.worker_id)
-        return who.worker_id if self._item.subject == own else None
 
     async def _look_for_cancel(self) -> CancelRequest | None:
         """The journalled cancellation, if any; noted at once. Raises Unavailable."""

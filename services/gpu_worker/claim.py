@@ -37,12 +37,7 @@ class Run:
     attempt: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class Leave:
-    """Another copy of it is worked on: look again later."""
-
-
-Verdict: TypeAlias = AlreadyDone | Refuse | Cancelled | Run | Leave
+Verdict: TypeAlias = AlreadyDone | Refuse | Cancelled | Run
 
 
 def decide(
@@ -53,19 +48,10 @@ def decide(
     fingerprint: str,
     now_ns: int,
     max_attempts: int,
-    only_mine: str | None,
 ) -> Verdict:
-    """The verdict, in the order of what binds most: done, another copy, cancelled, foreign numerics, poison, too late.
-
-    `only_mine` is this worker's id when the request came by its own subject, which no other worker pulls. A claim of
-    another worker then says that the gateway took this one for dead and put a second copy on the shared subject. That
-    copy is the one that counts: it is there until the journal holds a terminal, and whoever dies over it, it is delivered
-    again. So this one never claims any more: it would take the request from the worker that makes progress with it.
-    """
+    """The verdict, in the order of what binds most: done, cancelled, foreign numerics, poison, too late."""
     if state.terminal is not None:
         return AlreadyDone()
-    if only_mine is not None and state.worker_id not in (None, only_mine):
-        return Leave()
     if cancel is not None and covers_all(cancel, request.choices):
         return Cancelled(cancel=cancel)
     if request.namespace.fingerprint != fingerprint or state.fingerprint not in (None, fingerprint):

@@ -1,30 +1,19 @@
-"""How much waits in the queues that this worker pulls, for whoever scales workers by it."""
+"""How much is in the queues that this worker pulls, for whoever scales workers by it."""
 
 from __future__ import annotations
 
-import asyncio
-import logging
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping
 from typing import Final
 
-from services.gpu_worker.core import Core
-from shared.errors import BurstlineError
-from shared.protocol.subjects import PRIORITIES
-from shared.transport.base import PullConsumer
+from shared.protocol import subjects
 
-log = logging.getLogger(__name__)
-
-QUEUES: Final = ("own", *PRIORITIES)
-"""Names of the consumers of `subjects.worker_consumers`, in their order."""
-_LOOK_S: Final = 10.0
+QUEUES: Final = ("own", *subjects.PRIORITIES)
 
 
-async def watch_depth(core: Core, consumers: Sequence[PullConsumer]) -> None:
-    """Keep the gauge. Ends by cancellation alone; while the server is away the last picture stays."""
-    while True:
-        try:
-            for name, consumer in zip(QUEUES, consumers, strict=True):
-                core.metrics.queue_depth.labels(name).set(await consumer.pending())
-        except BurstlineError as error:
-            log.debug("the queues could not be looked at (%s)", error.code)
-        await asyncio.sleep(_LOOK_S)
+def depths(counts: Mapping[str, int], own: str) -> dict[str, int]:
+    """Requests in each queue, claimed or not, of those counted by subject; those of other workers are theirs to tell."""
+    found: Counter[str] = Counter()
+    for subject, count in counts.items():
+        found["own" if subject == own else subjects.queue_of(subject)] += count
+    return {queue: found[queue] for queue in QUEUES}

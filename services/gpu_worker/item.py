@@ -7,56 +7,47 @@ from shared.transport.base import Delivery, Headers, Transport
 
 
 class WorkItem:
-    """One request in the queue: mostly one message, and a second copy when the gateway took its worker for dead. Of each
-    copy the newest delivery counts."""
+    """One request in the queue. Of its deliveries the newest counts."""
 
     def __init__(self, delivery: Delivery) -> None:
-        self._first = delivery.message
-        self._copies = {delivery.message.sequence: delivery}
+        self._delivery = delivery
         self._ended = False
 
     @property
     def headers(self) -> Headers:
-        return self._first.headers
+        return self._delivery.message.headers
 
     @property
     def subject(self) -> str:
         """Where it was enqueued."""
-        return self._first.subject
+        return self._delivery.message.subject
 
     def adopt(self, delivery: Delivery) -> None:
-        """The queue delivered it again while it is worked on: that delivery is to be extended and ended too."""
-        self._copies[delivery.message.sequence] = delivery
+        """The queue delivered it again while it is worked on: that delivery is to be extended and ended."""
+        self._delivery = delivery
 
     async def extend(self) -> None:
         """Restart its acknowledgement wait. Raises Unavailable."""
-        for delivery in self._deliveries():
-            await delivery.progress()
+        await self._delivery.progress()
 
     async def acknowledge(self) -> None:
         """Done for ever: only after the journal holds a terminal. Raises Unavailable: it will be delivered again."""
         self._ended = True
-        for delivery in self._deliveries():
-            await delivery.ack()
+        await self._delivery.ack()
 
     async def hand_back(self, *, delay_s: float) -> None:
         """To be delivered again; nothing when it is ended already. Raises Unavailable: its wait has to pass."""
         if not self._ended:
             self._ended = True
-            for delivery in self._deliveries():
-                await delivery.nak(delay_s=delay_s)
+            await self._delivery.nak(delay_s=delay_s)
 
     async def bury(self, transport: Transport, fingerprint: str, *, name: str) -> None:
         """Keep a copy for a person to look at; once for each `name`. Raises Unavailable or Overloaded."""
         await transport.append(
-            subjects.dead(fingerprint), self._first.data, message_id=name, headers=self.headers
+            subjects.dead(fingerprint), self._delivery.message.data, message_id=name, headers=self.headers
         )
 
     async def drop(self) -> None:
         """Never deliver it again, though no journal tells its end: it cannot be read. Raises Unavailable."""
         self._ended = True
-        for delivery in self._deliveries():
-            await delivery.term()
-
-    def _deliveries(self) -> tuple[Delivery, ...]:
-        return tuple(self._copies.values())  # adopting goes on while one of them is awaited
+        await self._delivery.term()

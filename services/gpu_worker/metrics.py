@@ -19,7 +19,7 @@ class WorkerMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self.requests = Counter(
             "burstline_worker_requests",
-            "Attempts by how they ended (done, failed, cancelled, fenced, abandoned, refused, handed_back, left)",
+            "Attempts by how they ended (done, failed, cancelled, fenced, abandoned, refused, handed_back)",
             ["end"],
             registry=registry,
         )
@@ -76,7 +76,13 @@ class WorkerMetrics:
         )
         self.queue_depth = Gauge(
             "burstline_worker_queue_depth",
-            "Requests that wait in the queue for any worker, by priority, and for this one alone (own)",
+            "Requests in the queue, waiting or claimed: for any worker, by priority, and for this one first (own)",
+            ["queue"],
+            registry=registry,
+        )
+        self.taken = Counter(
+            "burstline_worker_taken",
+            "Deliveries, by the queue they came from (own, high, normal, low; spill = what another worker left)",
             ["queue"],
             registry=registry,
         )

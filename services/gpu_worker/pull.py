@@ -1,24 +1,26 @@
-"""Pulling work: own queue first, then the shared ones by priority, and never more than there is room for.
+"""Pulling work: by turns among the subjects that have some, and never more than there is room for.
 
-While there is room, every queue has one long poll outstanding, so that none of them starves and an idle worker answers at
-once. When room returns after the worker was full, the queues are first swept in their order: a backlog of high priority
-goes before one of low. What a long poll brings when the room is gone meanwhile is handed back at once.
+What has work is heard (a bell for every new request) and looked for (redeliveries ring no bell, and a bell can be missed).
+One request is taken at a time, so what nobody has room for stays in the queue. While nothing is known to wait, one long
+poll stands on the worker's own subject: in its pull group the owner goes before the others (`shared.protocol.subjects`),
+who take only what the owner has left there from one look to the next, because it is full, or gone.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+from services.gpu_worker.turns import Turns
 from shared.errors import BurstlineError
 from shared.outage import Outage
-from shared.transport.base import Delivery, PullConsumer
+from shared.protocol import subjects
+from shared.transport.base import Delivery, PullConsumer, Subscription, Transport
 
 log = logging.getLogger(__name__)
 
-_SWEEP_S: Final = 0.05
 _FAULT_PAUSE_S: Final = 0.5
 
 
@@ -28,7 +30,7 @@ class Room:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._taken = 0
-        self.freed = asyncio.Event()
+        self.on_free: Callable[[], None] = lambda: None
 
     @property
     def taken(self) -> int:
@@ -47,7 +49,7 @@ class Room:
 
     def give_back(self) -> None:
         self._taken -= 1
-        self.freed.set()
+        self.on_free()
 
 
 class Puller:
@@ -55,96 +57,135 @@ class Puller:
 
     def __init__(
         self,
-        consumers: Sequence[PullConsumer],
+        transport: Transport,
+        own: PullConsumer,
         room: Room,
         start: Callable[[Delivery], None],
         *,
+        fingerprint: str,
+        worker_id: str,
+        ack_wait_s: float,
         wait_s: float,
+        look_s: float,
+        taken: Callable[[str], None],
+        seen: Callable[[Mapping[str, int]], None],
     ) -> None:
-        """`consumers` in the order of their rank; `wait_s` is the length of a long poll."""
-        self._consumers = list(consumers)
+        """`own` pulls this worker's own subject. `wait_s` is the length of a long poll, `look_s` the time between two looks;
+        `taken` is told the queue of every delivery, `seen` what every look saw: requests by subject, claimed or not."""
+        self._transport = transport
+        self._own = own
         self._room = room
         self._start = start
+        self._everything = subjects.queued(fingerprint)
+        self._own_subject = subjects.request_to(fingerprint, worker_id)
+        self._ack_wait_s = ack_wait_s
         self._wait_s = wait_s
-        self._polls: dict[asyncio.Task[list[Delivery]], int] = {}
-        self._stop = asyncio.Event()
-        self._failing: set[PullConsumer] = set()
+        self._look_s = look_s
+        self._taken = taken
+        self._seen = seen
+        self._turns = Turns(self._own_subject)
+        self._poll: asyncio.Task[list[Delivery]] | None = None
+        self._wake = asyncio.Event()
+        self._stopping = False
         self._outage = Outage(log, "pulls of work")
+        room.on_free = self._wake.set
 
     def stop(self) -> None:
-        """Pull no more; `run` returns when the polls under way are over."""
-        self._stop.set()
-        self._room.freed.set()
+        """Pull no more; `run` returns when the poll under way is over."""
+        self._stopping = True
+        self._wake.set()
+
+    # ---- what is there ---------------------------------------------------------------------------------------------
+
+    async def listen(self, bells: Subscription) -> None:
+        """Hear of new requests. Ends with the subscription, which is a fault."""
+        async for bell in bells:
+            subject = subjects.rung(bell.subject)
+            if subject != self._own_subject or self._poll is None:
+                self._turns.heard(subject)
+                self._wake.set()
+        raise BurstlineError("the subscription to new requests ended")
+
+    async def look_around(self) -> None:
+        """Look every `look_s`. Ends by cancellation alone."""
+        while True:
+            try:
+                counts = await self._transport.waiting(subjects.REQUESTS.name, self._everything)
+                self._turns.looked(counts)
+                self._seen(counts)
+                self._outage.worked()
+                self._wake.set()
+            except BurstlineError as error:
+                self._outage.failed(error.code)
+            await asyncio.sleep(self._look_s)
+
+    # ---- taking it -------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Pull until `stop`."""
-        was_full = True
         try:
-            while not self._stop.is_set():
-                if self._room.free and was_full:
-                    await self._sweep()
-                was_full = not self._room.free
-                if not was_full:
-                    self._poll()
-                await self._next()
-            while self._polls:
-                await self._next()
+            while not self._stopping:
+                await self._accept_poll()
+                subject = self._turns.next() if self._room.free > 0 else None
+                if subject is None:
+                    await self._rest()
+                else:
+                    await self._take(subject)
+            if self._poll is not None:
+                await asyncio.wait((self._poll,))
+                await self._accept_poll()
         finally:
-            for poll in self._polls:
-                poll.cancel()
+            if self._poll is not None:
+                self._poll.cancel()
 
-    async def _sweep(self) -> None:
-        """One short look at every queue, by rank, until the room is full."""
-        for consumer in self._consumers:
-            while self._room.free and not self._stop.is_set():
-                deliveries = await self._fetch(consumer, limit=self._room.free, wait_s=_SWEEP_S)
-                await self._accept(deliveries)
-                if not deliveries:
-                    break
-
-    def _poll(self) -> None:
-        """A long poll on every queue that has none."""
-        waiting = set(self._polls.values())
-        for rank, consumer in enumerate(self._consumers):
-            if rank not in waiting:
-                poll = asyncio.create_task(self._fetch(consumer, limit=1, wait_s=self._wait_s))
-                self._polls[poll] = rank
-
-    async def _next(self) -> None:
-        """Until a poll ends or, when the worker is full, room returns."""
-        self._room.freed.clear()
-        waits: set[asyncio.Task[Any]] = set(self._polls)
-        freed: asyncio.Task[Any] | None = None
-        if not self._stop.is_set() and not self._room.free:
-            freed = asyncio.create_task(self._room.freed.wait())
-            waits.add(freed)
-        if not waits:
+    async def _take(self, subject: str) -> None:
+        """One request of a subject, if it has one."""
+        spec = subjects.work_consumer(subject, ack_wait_s=self._ack_wait_s)
+        priority = 0 if subject == self._own_subject else 1
+        try:
+            delivery = await self._transport.take(spec, priority=priority)
+        except BurstlineError as error:
+            self._turns.empty(subject)  # a look finds it again
+            self._outage.failed(error.code)
+            await asyncio.sleep(_FAULT_PAUSE_S)
             return
+        if delivery is None:
+            self._turns.empty(subject)
+            return
+        self._turns.took(subject)
+        await self._accept((delivery,))
+
+    async def _rest(self) -> None:
+        """Until there may be something to do, with a long poll on the own subject if there is room."""
+        if self._poll is None and self._room.free > 0:
+            self._poll = asyncio.create_task(self._fetch())
+        waking = asyncio.create_task(self._wake.wait())
+        waits: set[asyncio.Task[Any]] = {waking} if self._poll is None else {waking, self._poll}
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            if freed is not None:
-                freed.cancel()
-        for poll in sorted((poll for poll in self._polls if poll.done()), key=lambda poll: self._polls[poll]):
-            del self._polls[poll]
-            await self._accept(poll.result())
+            waking.cancel()
+        self._wake.clear()
 
-    async def _fetch(self, consumer: PullConsumer, *, limit: int, wait_s: float) -> list[Delivery]:
+    async def _fetch(self) -> list[Delivery]:
         try:
-            deliveries = await consumer.fetch(limit=limit, timeout=wait_s)
+            return await self._own.fetch(limit=1, timeout=self._wait_s)
         except BurstlineError as error:
-            self._failing.add(consumer)
             self._outage.failed(error.code)
             await asyncio.sleep(_FAULT_PAUSE_S)
             return []
-        self._failing.discard(consumer)
-        if not self._failing:
-            self._outage.worked()
-        return deliveries
+
+    async def _accept_poll(self) -> None:
+        """What the long poll brought, if it is over."""
+        if self._poll is not None and self._poll.done():
+            poll, self._poll = self._poll, None
+            await self._accept(poll.result())
 
     async def _accept(self, deliveries: Sequence[Delivery]) -> None:
+        """Start them; what comes when the room is gone is handed back at once."""
         for delivery in deliveries:
-            if not self._stop.is_set() and self._room.take():
+            if not self._stopping and self._room.take():
+                self._taken(self._turns.queue(delivery.message.subject))
                 self._start(delivery)
                 continue
             try:

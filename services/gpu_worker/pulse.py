@@ -29,6 +29,8 @@ class Pulse:
         self._heard_ns = core.clock.monotonic_ns()
         self._outage = Outage(log, "heartbeats", clock=core.clock)
         self.draining = False
+        self.queued = 0
+        """Requests on the worker's own subject that it has not taken."""
 
     @property
     def stalled(self) -> bool:
@@ -86,7 +88,7 @@ class Pulse:
             ready=core.host.loaded and not self.draining and not self.stalled and not self.journal_fault,
             draining=self.draining,
             running=self._running(),
-            waiting=stats.waiting if stats else 0,
+            waiting=self.queued + (stats.waiting if stats else 0),
             free_blocks=stats.blocks.total - stats.blocks.owned if stats else 0,
             total_blocks=stats.blocks.total if stats else 0,
             at_ns=core.clock.wall_ns(),

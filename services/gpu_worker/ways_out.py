@@ -82,8 +82,6 @@ class WaysOut:
             await self._item.hand_back(delay_s=0.0)
         elif way_out == "abandoned":
             await self._item.hand_back(delay_s=_RETRY_DELAY_S)
-        elif way_out == "left":
-            await self._item.hand_back(delay_s=self._core.settings.ack_wait_s)
 
     async def bury(self) -> None:
         """Dead letters are for people; when their stream is full, the caller gets the answer all the same."""

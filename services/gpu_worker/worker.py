@@ -8,13 +8,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, Final
 
 from services.gpu_worker.attempt import Attempt
 from services.gpu_worker.book import EntryBook
 from services.gpu_worker.core import Core
-from services.gpu_worker.depth import watch_depth
+from services.gpu_worker.depth import depths
 from services.gpu_worker.engine.events import Captured, Event, Finished
 from services.gpu_worker.epochs import Epochs
 from services.gpu_worker.evict import Evictor
@@ -54,6 +54,7 @@ class Worker:
         self._tasks: dict[asyncio.Task[str], Attempt | None] = {}
         self._numbers = itertools.count(1)
         self._busy = asyncio.Event()
+        self._own = subjects.request_to(core.identity.fingerprint, core.identity.worker_id)
         self._outage = Outage(log, "extensions of claims", clock=core.clock)
         core.host.deliver_to(self.on_events)
         self.epochs = Epochs(core, self.evictor, beat=lambda: self.pulse.beat())
@@ -61,14 +62,16 @@ class Worker:
 
     # ---- supervision -----------------------------------------------------------------------------------------------
 
-    async def run(self, consumers: Sequence[PullConsumer], drain: Drain) -> None:
+    async def run(self, own: PullConsumer, drain: Drain) -> None:
         """Work until `drain` begins; then pull no more, finish within the limit, hand back the rest, and return.
+        `own` pulls the worker's own subject.
 
         Raises:
             TaskDied: a part ended: the engine died or stalled, or whatever its cause says.
         """
         core = self._core
-        puller = Puller(consumers, self.room, self.begin, wait_s=core.settings.pull_wait_s)
+        puller = self._puller(own)
+        bells = await core.transport.subscribe(subjects.bells(core.identity.fingerprint))
         cancels = await core.transport.subscribe(subjects.CANCELS.subjects[0])
         worker_id = core.identity.worker_id
         audit = await core.transport.serve(
@@ -82,14 +85,39 @@ class Worker:
                 supervisor.spawn("captures", self.publisher.run())
                 supervisor.spawn("eviction", self.evictor.run())
                 supervisor.spawn("epoch", self.epochs.run())
-                supervisor.spawn("queue depth", watch_depth(core, consumers))
+                supervisor.spawn("bells", puller.listen(bells))
+                supervisor.spawn("looks", puller.look_around())
                 supervisor.spawn("engine", core.host.failed())
                 await self._pull(puller, drain)
                 await self._settle(core.settings.drain_limit_s)
         finally:
             await self._settle(0.0)
+            await bells.close()
             await cancels.close()
             await audit.close()
+
+    def _puller(self, own: PullConsumer) -> Puller:
+        core = self._core
+        return Puller(
+            core.transport,
+            own,
+            self.room,
+            self.begin,
+            fingerprint=core.identity.fingerprint,
+            worker_id=core.identity.worker_id,
+            ack_wait_s=core.settings.ack_wait_s,
+            wait_s=core.settings.pull_wait_s,
+            look_s=core.settings.queue_look_s,
+            taken=lambda queue: core.metrics.taken.labels(queue).inc(),
+            seen=self._seen,
+        )
+
+    def _seen(self, counts: Mapping[str, int]) -> None:
+        """A look at the queues: for the gauge, and for those who choose a worker."""
+        for queue, depth in depths(counts, self._own).items():
+            self._core.metrics.queue_depth.labels(queue).set(depth)
+        claimed = sum(attempt.subject == self._own for attempt in self._attempts.values())
+        self.pulse.queued = max(0, counts.get(self._own, 0) - claimed)
 
     async def _pull(self, puller: Puller, drain: Drain) -> None:
         pulling = asyncio.create_task(puller.run())

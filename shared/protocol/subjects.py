@@ -1,7 +1,8 @@
 """Every subject, stream and consumer name, and their limits, in one place.
 
     req.<fingerprint>.<priority>.<lane>   work, shared by all workers of a fingerprint; lane = hash(tenant) mod LANES
-    req.<fingerprint>.to.<worker>         work for the worker that holds the entry
+    req.<fingerprint>.to.<worker>         work for the worker that holds the entry; others take what it leaves
+    bell.<fingerprint>.…                  "something came on req.<fingerprint>.…", without it (core NATS, by the server)
     tok.<request>                         the journal of a request: started, frames, one terminal
     cxl.<request>                         its cancellation, if any
     dead.<fingerprint>                    requests that killed their workers
@@ -140,6 +141,9 @@ class StreamSpec:
     max_msg_bytes: int
     max_msgs_per_subject: int  # -1 = no limit of its own
     duplicate_window_s: int
+    bells: str | None = None
+    """First token of the subjects on which plain subscribers are told, without its data, of every message stored: `req.a`
+    rings `bell.a`. At most once: who needs certainty looks as well."""
 
 
 REQUESTS: Final = StreamSpec(
@@ -151,6 +155,7 @@ REQUESTS: Final = StreamSpec(
     max_msg_bytes=1 << 20,
     max_msgs_per_subject=-1,
     duplicate_window_s=120,
+    bells="bell",
 )
 JOURNAL: Final = StreamSpec(
     name="BURSTLINE_JOURNAL",
@@ -195,34 +200,45 @@ class ConsumerSpec:
     ack_wait_s: float
     max_ack_pending: int
     idle_limit_s: float | None = None  # unused for so long, it is deleted; its messages stay in the stream
+    group: str | None = None  # its pulls have priorities: who pulls with 0 goes before who pulls with 1
 
 
-def worker_consumers(fingerprint: str, worker: str, *, ack_wait_s: float) -> tuple[ConsumerSpec, ...]:
-    """What a worker pulls, in the order in which it looks: its own, then the shared ones by priority.
+def queued(fingerprint: str) -> str:
+    """All request subjects of a fingerprint."""
+    return f"req.{short(fingerprint)}.>"
 
-    max_deliver is unlimited: poison is counted by `started` without an end, and dead-lettered by us.
+
+def bells(fingerprint: str) -> str:
+    """Where a fingerprint's new requests are told of."""
+    return f"{REQUESTS.bells}.{short(fingerprint)}.>"
+
+
+def rung(bell: str) -> str:
+    """The request subject that a bell tells of."""
+    return f"req.{bell.partition('.')[2]}"
+
+
+def queue_of(subject: str) -> str:
+    """What a request subject is a queue of: "to", or a priority."""
+    return subject.split(".")[2]
+
+
+def work_consumer(subject: str, *, ack_wait_s: float) -> ConsumerSpec:
+    """The durable of one request subject, made by the first worker that finds something on it.
+
+    max_deliver is unlimited: poison is counted by `started` without an end, and dead-lettered by us. Unused for as long as
+    a message can be there, it goes: a worker's id does not come again, a tenant's lane may.
     """
-    own = ConsumerSpec(
+    to = queue_of(subject) == "to"
+    return ConsumerSpec(
         stream=REQUESTS.name,
-        durable=f"{short(fingerprint)}-to-{_token(worker, 'worker id')}",
-        filter_subject=request_to(fingerprint, worker),
+        durable="-".join(subject.split(".")[1:]),
+        filter_subject=subject,
         ack_wait_s=ack_wait_s,
-        max_ack_pending=256,
-        idle_limit_s=float(
-            REQUESTS.max_age_s
-        ),  # then no message of it is left: a worker's id does not come again
+        max_ack_pending=256 if to else 1024,
+        idle_limit_s=float(REQUESTS.max_age_s),
+        group="spill" if to else None,
     )
-    shared = tuple(
-        ConsumerSpec(
-            stream=REQUESTS.name,
-            durable=f"{short(fingerprint)}-{priority}",
-            filter_subject=f"req.{short(fingerprint)}.{priority}.*",
-            ack_wait_s=ack_wait_s,
-            max_ack_pending=1024,
-        )
-        for priority in PRIORITIES
-    )
-    return (own, *shared)
 
 
 def settle_consumer() -> ConsumerSpec:

@@ -125,6 +125,14 @@ class Transport(Protocol):
     async def ensure_consumer(self, spec: ConsumerSpec) -> PullConsumer:
         """Create or attach to a durable pull consumer. Idempotent."""
 
+    async def take(self, spec: ConsumerSpec, *, priority: int = 0) -> Delivery | None:
+        """One message that a durable consumer has now, or None; the consumer is made if it is not there. In a group
+        (`spec.group`) a pull that waits with a lower priority number goes first. Raises Unavailable."""
+
+    async def waiting(self, stream: str, pattern: str) -> dict[str, int]:
+        """How many messages a stream holds of each subject under a pattern, delivered or not; those with none are left
+        out."""
+
     async def append(
         self,
         subject: str,

@@ -9,10 +9,11 @@ from typing import Final
 from shared.errors import PayloadTooLarge, Unavailable
 from shared.protocol.subjects import STREAMS, ConsumerSpec, StreamSpec
 from shared.transport import jetstream, suitability
-from shared.transport.base import Handler, Headers, PullConsumer, Received, Stored, Subscription
+from shared.transport.base import Delivery, Handler, Headers, PullConsumer, Received, Stored, Subscription
 from shared.transport.buffer import Buffer
 from shared.transport.pull import Pull
 from shared.transport.service import Service
+from shared.transport.take import Taker
 from shared.transport.wire import Closer, Raw, Wire, matches, message_bytes
 
 _log = logging.getLogger(__name__)
@@ -28,6 +29,7 @@ class WireTransport:
         self._wire = wire
         self._open: set[Buffer | Service] = set()
         self._pulls: dict[tuple[str, str], tuple[ConsumerSpec, Pull]] = {}
+        self._taker = Taker(wire, self._recreate)
         self._streams: dict[str, StreamSpec] = {spec.name: spec for spec in STREAMS}
         self._ensured: set[str] = set()
         self._checking = asyncio.Lock()
@@ -47,6 +49,7 @@ class WireTransport:
             try:
                 for _, pull in self._pulls.values():
                     await pull.close()
+                await self._taker.close()
                 await self._wire.barrier(FLUSH_S)
             except Unavailable:
                 _log.warning("the connection was closed before the server had everything")
@@ -122,6 +125,12 @@ class WireTransport:
             if replaced is not None:
                 await replaced[1].close()
         return self._pulls[place][1]
+
+    async def take(self, spec: ConsumerSpec, *, priority: int = 0) -> Delivery | None:
+        return await self._taker.take(spec, priority=priority)
+
+    async def waiting(self, stream: str, pattern: str) -> dict[str, int]:
+        return await jetstream.waiting(self._wire, stream, pattern)
 
     async def append(
         self,

@@ -99,7 +99,7 @@ def stream_config(spec: StreamSpec) -> dict[str, Any]:
 
     A full stream refuses (discard new): dropping the oldest would lose work that was accepted.
     """
-    return {
+    config: dict[str, Any] = {
         "name": spec.name,
         "subjects": list(spec.subjects),
         "retention": "workqueue" if spec.work_queue else "limits",
@@ -112,6 +112,14 @@ def stream_config(spec: StreamSpec) -> dict[str, Any]:
         "duplicate_window": spec.duplicate_window_s * _NS,
         "allow_direct": True,
     }
+    if spec.bells is not None:
+        tail = spec.subjects[0].partition(".")[2]
+        config["republish"] = {
+            "src": spec.subjects[0],
+            "dest": f"{spec.bells}.{tail}",
+            "headers_only": True,
+        }
+    return config
 
 
 async def ensure_stream(wire: Wire, spec: StreamSpec) -> None:
@@ -151,6 +159,9 @@ def consumer_config(spec: ConsumerSpec) -> dict[str, Any]:
     }
     if spec.idle_limit_s is not None:
         config["inactive_threshold"] = int(spec.idle_limit_s * _NS)
+    if spec.group is not None:
+        config["priority_policy"] = "prioritized"
+        config["priority_groups"] = [spec.group]
     return config
 
 
@@ -236,6 +247,12 @@ async def _stored_already(
     if after and after[0].data == data:
         return Stored(sequence=after[0].sequence, duplicate=True)
     return None
+
+
+async def waiting(wire: Wire, stream: str, pattern: str) -> dict[str, int]:
+    """Messages of a stream by subject, those under `pattern` (of the first 100,000 subjects)."""
+    state = (await call(wire, f"STREAM.INFO.{stream}", {"subjects_filter": pattern}))["state"]
+    return {subject: int(count) for subject, count in (state.get("subjects") or {}).items()}
 
 
 # ---- read ------------------------------------------------------------------------------------------------------------

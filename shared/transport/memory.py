@@ -157,6 +157,17 @@ class MemoryTransport:
         self._check()
         return _Pull(self, self.server.stream(spec.stream).ensure_consumer(spec))
 
+    async def take(self, spec: ConsumerSpec, *, priority: int = 0) -> Delivery | None:
+        self._check()
+        await asyncio.sleep(0)
+        consumer = self.server.stream(spec.stream).ensure_consumer(spec)
+        taken = consumer.take(1) if not (priority and consumer.waiters) else []
+        return taken[0] if taken else None
+
+    async def waiting(self, stream: str, pattern: str) -> dict[str, int]:
+        self._check()
+        return self.server.stream(stream).waiting(pattern)
+
     async def append(
         self,
         subject: str,
@@ -170,7 +181,12 @@ class MemoryTransport:
         message = self._message(subject, data, headers)
         self.server.deliver(message)
         await asyncio.sleep(0)
-        return self.server.stream_of(subject).append(message, message_id, expected_last_subject_sequence)
+        stream = self.server.stream_of(subject)
+        stored = stream.append(message, message_id, expected_last_subject_sequence)
+        if stream.spec.bells is not None and not stored.duplicate:
+            bell = f"{stream.spec.bells}.{subject.partition('.')[2]}"
+            self.server.deliver(Received(subject=bell, data=b"", headers=message.headers))
+        return stored
 
     async def last(self, stream: str, subject: str) -> Received | None:
         self._check()
@@ -216,6 +232,7 @@ class _Pull:
         self._consumer = consumer
 
     async def fetch(self, *, limit: int, timeout: float) -> list[Delivery]:
+        self._consumer.waiters += 1
         try:
             async with asyncio.timeout(timeout):
                 while not (taken := self._take(limit)):
@@ -223,6 +240,8 @@ class _Pull:
                 return taken
         except TimeoutError:
             return self._take(limit)
+        finally:
+            self._consumer.waiters -= 1
 
     def _take(self, limit: int) -> list[Delivery]:
         if not self._transport.server.online:

@@ -8,7 +8,7 @@ stored --take--> pending --ack/term--> gone (from the stream too, in a work queu
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
@@ -112,6 +112,11 @@ class MemoryStream:
         for sequence in held[: max(0, len(held) - keep)]:
             self.remove(sequence)
 
+    def waiting(self, pattern: str) -> dict[str, int]:
+        """Messages here by subject."""
+        self._expire()
+        return dict(Counter(kept.message.subject for kept in self._of(pattern)))
+
     def ensure_consumer(self, spec: ConsumerSpec) -> Consumer:
         """Create a consumer or give the one that is. Raises Conflict for another filter, or in a work queue for one
         that overlaps."""
@@ -186,6 +191,7 @@ class Consumer:
     def __init__(self, stream: MemoryStream, spec: ConsumerSpec) -> None:
         self.stream = stream
         self.spec = spec
+        self.waiters = 0  # pulls that wait, all of them with priority 0
         self._cursor = 0  # every message up to here was taken once
         self._pending: dict[int, _Pending] = {}
 

@@ -88,7 +88,9 @@ class Pull:
                     _log.debug("fetch on %s: %s", self._spec.durable, error)
                     await self._recover(failures, deadline_ns)
                     failures += 1
-            return [_Delivery(self._wire, self._ready.popleft()) for _ in range(min(limit, len(self._ready)))]
+            return [
+                WireDelivery(self._wire, self._ready.popleft()) for _ in range(min(limit, len(self._ready)))
+            ]
 
     # inside
 
@@ -117,8 +119,7 @@ class Pull:
         self._reconnected = False
         self._statuses.clear()
         token = f"{self._prefix}.{self._asked}"
-        subject = f"$JS.API.CONSUMER.MSG.NEXT.{self._spec.stream}.{self._spec.durable}"
-        await self._wire.send(subject, json.dumps(request).encode(), reply=token)
+        await send_pull(self._wire, self._spec, request, token, priority=0)
         return token
 
     async def _await(
@@ -165,7 +166,17 @@ class Pull:
         self._changed.set()
 
 
-class _Delivery:
+async def send_pull(
+    wire: Wire, spec: ConsumerSpec, request: dict[str, Any], reply: str, *, priority: int
+) -> None:
+    """Ask a consumer for messages."""
+    if spec.group is not None:
+        request = {**request, "group": spec.group, "priority": priority}
+    subject = f"$JS.API.CONSUMER.MSG.NEXT.{spec.stream}.{spec.durable}"
+    await wire.send(subject, json.dumps(request).encode(), reply=reply)
+
+
+class WireDelivery:
     """A `Delivery`. The reply subject says which: $JS.ACK.[domain.account.]stream.consumer.count.sequence..."""
 
     def __init__(self, wire: Wire, raw: Raw) -> None:

@@ -20,7 +20,7 @@ from shared.protocol.subjects import (
     ConsumerSpec,
     request_shared,
     tokens,
-    worker_consumers,
+    work_consumer,
 )
 from shared.transport.base import Transport
 from shared.transport.nats import connect
@@ -41,7 +41,7 @@ async def transport(nats_server: NatsServer) -> AsyncIterator[Transport]:
 
 
 def normal_consumer() -> ConsumerSpec:
-    return worker_consumers(FINGERPRINT, "w", ack_wait_s=30.0)[2]
+    return work_consumer(SUBJECT, ack_wait_s=30.0)
 
 
 async def restart(server: NatsServer) -> None:

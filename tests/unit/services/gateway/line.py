@@ -49,6 +49,7 @@ from shared.protocol.messages import (
     pack_tokens,
     unpack_tokens,
 )
+from shared.protocol.subjects import ConsumerSpec
 from shared.telemetry import build
 from shared.transport.base import Delivery, Received, Transport
 from shared.transport.memory import MemoryServer, MemoryTransport
@@ -324,15 +325,18 @@ class FakeWorker:
 
     async def run(self) -> None:
         """Until cancelled."""
-        consumers = [
-            await self.transport.ensure_consumer(spec)
-            for spec in subjects.worker_consumers(FINGERPRINT, self.worker_id, ack_wait_s=30)
-        ]
+        everything = ConsumerSpec(
+            stream=subjects.REQUESTS.name,
+            durable="workers",
+            filter_subject=subjects.queued(FINGERPRINT),
+            ack_wait_s=30,
+            max_ack_pending=1024,
+        )
+        consumer = await self.transport.ensure_consumer(everything)
         cancels = await self.transport.subscribe("cxl.*")
         async with asyncio.TaskGroup() as group:
             group.create_task(self._hear(cancels))
-            for consumer in consumers:
-                group.create_task(self._pull(consumer, group))
+            group.create_task(self._pull(consumer, group))
 
     async def _pull(self, consumer: Any, group: asyncio.TaskGroup) -> None:
         while True:

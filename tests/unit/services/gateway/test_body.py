@@ -141,7 +141,7 @@ def test_fr_60_the_worst_body_of_full_size_costs_seconds_at_most(data: bytes) ->
 
 FAULTY: dict[str, tuple[type[BaseModel], dict[str, object]]] = {
     "prompt": (CompletionRequest, {"prompt": [-1] * 500_000}),
-    "prompts": (CompletionRequest, {"prompt": ["a"] * 500_000}),
+    "prompts": (CompletionRequest, {"prompt": [[-1]] * 500_000}),
     "messages": (ChatRequest, {"messages": [{"role": "robot"}] * 500_000}),
     "stop": (ChatRequest, {"messages": [{"role": "user", "content": "a"}], "stop": [1] * 500_000}),
     "parts": (ChatRequest, {"messages": [{"role": "user", "content": [1] * 500_000}]}),

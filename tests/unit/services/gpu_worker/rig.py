@@ -35,7 +35,6 @@ from shared.protocol.messages import (
     Terminal,
     pack_tokens,
 )
-from shared.transport.base import PullConsumer
 from shared.transport.memory import MemoryServer, MemoryTransport
 from tests.unit.services.gpu_worker.scripted import FINGERPRINT, ScriptedBroker, ScriptedEngine
 from tests.waiting import until
@@ -119,7 +118,13 @@ class World:
     ) -> Running:
         """Start a worker; `script` sets fields of its engine."""
         engine = ScriptedEngine(clock=self.clock, **script)  # type: ignore[arg-type]
-        options = {"worker_id": worker_id, "pull_wait_s": 0.1, "drain_limit_s": 0.5, "broker_timeout_s": 0.5}
+        options = {
+            "worker_id": worker_id,
+            "pull_wait_s": 0.1,
+            "queue_look_s": 0.02,
+            "drain_limit_s": 0.5,
+            "broker_timeout_s": 0.5,
+        }
         config = WorkerSettings(**{**options, **(settings or {})})  # type: ignore[arg-type]
         transport = MemoryTransport(self.server)
         host = EngineHost(lambda: engine, clock=self.clock)
@@ -143,14 +148,11 @@ class World:
             max_drafts=7,
         )
         worker, drain = Worker(core), Drain()
-        task = asyncio.create_task(worker.run(await self._consumers(transport, worker_id), drain))
+        own = subjects.work_consumer(subjects.request_to(FINGERPRINT, worker_id), ack_wait_s=15.0)
+        task = asyncio.create_task(worker.run(await transport.ensure_consumer(own), drain))
         running = Running(worker, core, engine, transport, drain, task)
         self.workers.append(running)
         return running
-
-    async def _consumers(self, transport: MemoryTransport, worker_id: str) -> list[PullConsumer]:
-        specs = subjects.worker_consumers(FINGERPRINT, worker_id, ack_wait_s=15.0)
-        return [await transport.ensure_consumer(spec) for spec in specs]
 
     async def enqueue(
         self, request: GenerateRequest, *, to: str | None = None, headers: dict[str, str] | None = None

@@ -189,7 +189,8 @@ async def test_fr_97_claims_are_kept_while_the_engine_works_and_left_when_it_sta
         for _ in range(3):
             here.clock.advance(5)
             await running.worker.keep_claims()
-        consumer = here.server.streams[subjects.REQUESTS.name].consumers[f"{FINGERPRINT[:16]}-normal"]
+        durable = f"{FINGERPRINT[:16]}-normal-{subjects.lane('t')}"
+        consumer = here.server.streams[subjects.REQUESTS.name].consumers[durable]
         assert consumer.take(1) == []  # 15 s are over, and the claim still holds
         here.clock.advance(61)  # no token in all that time
         await running.worker.keep_claims()
@@ -203,7 +204,7 @@ async def test_a_redelivery_to_its_own_worker_is_adopted() -> None:
         await _tokens(here, 4)
         here.clock.advance(16)  # the claim was not kept in time: the queue delivers again, to the same worker
         (attempt,) = running.worker._attempts.values()
-        await until(lambda: [one.delivery_count for one in attempt._item._copies.values()] == [2])
+        await until(lambda: attempt._item._delivery.delivery_count == 2)
         await running.let_go()
         terminal = await here.terminal()
         assert terminal.attempt == 1
@@ -339,49 +340,62 @@ async def test_frames_name_their_tokens_without_gaps() -> None:
         assert expected == 50
 
 
-async def test_c2_a_worker_that_comes_back_leaves_its_copy_to_the_one_that_took_over() -> None:
-    """The gateway took w1 for dead and enqueued a shared copy; w2 works on that when w1's own comes again."""
+async def test_fr_97_another_worker_takes_over_what_the_owner_left_by_dying() -> None:
+    """Its own subject, its own message: nobody enqueues a copy."""
     async with world() as here:
         first = await here.worker("w1", budget=2)
-        request = make_request(clock=here.clock, max_tokens=40)
-        await here.enqueue(request, to="w1")
+        await here.enqueue(make_request(clock=here.clock, max_tokens=40), to="w1")
         await _tokens(here, 4)
         await first.die()
+        second = await here.worker("w2")
+        assert here.waiting_items() == 1
+        here.clock.advance(16)
+        terminal = await here.terminal()
+        assert (terminal.attempt, terminal.worker_id) == (2, "w2")
+        assert await here.tokens() == (stream(PROMPT, SEED, 40),)
+        assert second.core.metrics.taken.labels("spill")._value.get() == 1
+        await until(lambda: here.waiting_items() == 0)
+
+
+async def test_a_full_owner_leaves_what_it_cannot_take_to_the_others() -> None:
+    async with world() as here:
+        first = await here.worker("w1", budget=2, settings={"max_running": 1})
+        await here.enqueue(make_request("r1", clock=here.clock), to="w1")
+        await _tokens(here, 4)
+        await here.enqueue(make_request("r2", clock=here.clock), to="w1")
+        await until(lambda: first.worker.pulse.heartbeat().waiting >= 1)
+        await here.worker("w2")
+        assert (await here.terminal("r2")).worker_id == "w2"
+        await first.let_go()
+        assert (await here.terminal("r1")).worker_id == "w1"
+
+
+async def test_an_owner_with_room_keeps_its_own_requests() -> None:
+    async with world() as here:
+        await here.worker("w1")
+        second = await here.worker("w2")
+        for number in range(12):
+            await here.enqueue(make_request(f"r{number}", clock=here.clock), to="w1")
+            assert (await here.terminal(f"r{number}")).worker_id == "w1"
+        assert second.engine.submitted == []
+
+
+async def test_c2_a_claim_taken_from_a_slow_owner_is_fenced_there() -> None:
+    """The owner lives, and did not extend its claim in time."""
+    async with world() as here:
+        first = await here.worker("w1", budget=2, settings={"max_running": 1})
+        await here.enqueue(make_request(clock=here.clock, max_tokens=40), to="w1")
+        await _tokens(here, 4)
         second = await here.worker("w2", budget=3)
-        await here.enqueue(request)
-        await _tokens(here, 8)
-        again = await here.worker("w1")
-        for _ in range(4):
-            here.clock.advance(5)
-            await second.worker.keep_claims()
-        left = again.core.metrics.requests.labels("left")._value
-        await until(lambda: left.get() == 1)
-        assert again.engine.submitted == []
+        here.clock.advance(16)
+        await until(lambda: len(second.engine.submitted) == 1)
+        await first.let_go()
+        fenced = first.core.metrics.requests.labels("fenced")._value
+        await until(lambda: fenced.get() == 1)
         await second.let_go()
         terminal = await here.terminal()
         assert (terminal.attempt, terminal.worker_id) == (2, "w2")
         assert await here.tokens() == (stream(PROMPT, SEED, 40),)
-        here.clock.advance(16)
-        await until(lambda: here.waiting_items() == 0)  # now the journal holds a terminal: acknowledged
-        assert [type(one).__name__ for one in await here.journalled()].count("Started") == 2
-
-
-async def test_both_copies_at_one_worker_are_extended_and_acknowledged_together() -> None:
-    async with world() as here:
-        running = await here.worker(budget=2)
-        request = make_request(clock=here.clock)
-        await here.enqueue(request, to="w1")
-        await _tokens(here, 4)
-        await here.enqueue(request)
-        (attempt,) = running.worker._attempts.values()
-        await until(lambda: len(attempt._item._copies) == 2)
-        for _ in range(4):
-            here.clock.advance(5)
-            await running.worker.keep_claims()
-        assert [one.delivery_count for one in attempt._item._copies.values()] == [1, 1]
-        await running.let_go()
-        assert (await here.terminal()).attempt == 1
-        await until(lambda: here.waiting_items() == 0 and running.worker.room.taken == 0)
 
 
 async def test_a_full_journal_ends_the_computing_and_is_told_as_unready_until_there_is_room() -> None:

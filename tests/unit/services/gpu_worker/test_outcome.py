@@ -45,8 +45,6 @@ def _terminal(outcome: Outcome, *emitted: int, failure: Failure | None = None) -
 def _decide(
     state: journal.JournalState,
     cancel: CancelRequest | None = None,
-    *,
-    only_mine: str | None = None,
     **changes: object,
 ) -> claim.Verdict:
     request = make_request(**changes)
@@ -57,7 +55,6 @@ def _decide(
         fingerprint=FINGERPRINT,
         now_ns=request.created_ns,
         max_attempts=3,
-        only_mine=only_mine,
     )
 
 
@@ -65,15 +62,6 @@ def _state(**changes: object) -> journal.JournalState:
     from dataclasses import replace
 
     return replace(journal.empty(1), **changes)  # type: ignore[arg-type]
-
-
-def test_fr_97_an_own_copy_is_left_to_the_worker_that_claimed_the_other() -> None:
-    theirs = _state(attempt=2, starts=2, worker_id="w2", fingerprint=FINGERPRINT)
-    assert _decide(theirs, only_mine="w1") == claim.Leave()
-    assert _decide(theirs, _cancel(), only_mine="w1") == claim.Leave()  # who runs it ends it
-    assert _decide(theirs) == claim.Run(attempt=3)  # the shared copy: that claim has expired
-    assert _decide(theirs, only_mine="w2") == claim.Run(attempt=3)
-    assert _decide(_state(), only_mine="w1") == claim.Run(attempt=1)
 
 
 def test_a_fresh_request_is_attempt_one_and_a_left_one_goes_on_after_the_last() -> None:

@@ -1,146 +1,154 @@
-"""Pulling: rank, room, faults, and the end."""
+"""Pulling: turns, room, faults, and the end, on the queue in memory."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 
 from services.gpu_worker.pull import Puller, Room
 from shared.errors import Unavailable
+from shared.protocol import subjects
+from shared.protocol.messages import Priority
 from shared.transport.base import Delivery
-from tests.unit.services.gpu_worker.doubles import TwinDelivery
-from tests.unit.services.gpu_worker.rig import until
+from shared.transport.memory import MemoryServer, MemoryTransport
+from tests.waiting import until
 
-
-class _Queue:
-    """A consumer over a deque; a fetch waits until something is put in."""
-
-    def __init__(self) -> None:
-        self.items: deque[TwinDelivery] = deque()
-        self.faults = 0
-        self.fetches = 0
-        self._event = asyncio.Event()
-
-    def put(self, name: str) -> TwinDelivery:
-        delivery = TwinDelivery(name.encode())
-        self.items.append(delivery)
-        self._event.set()
-        return delivery
-
-    async def fetch(self, *, limit: int, timeout: float) -> list[Delivery]:
-        self.fetches += 1
-        if self.faults:
-            self.faults -= 1
-            raise Unavailable("restarting")
-        if not self.items:
-            self._event.clear()
-            try:
-                async with asyncio.timeout(timeout):
-                    await self._event.wait()
-            except TimeoutError:
-                return []
-        return [self.items.popleft() for _ in range(min(limit, len(self.items)))]
-
-    async def pending(self) -> int:
-        return len(self.items)
+FINGERPRINT = "f" * 64
+OWN = subjects.request_to(FINGERPRINT, "w1")
 
 
 class _Desk:
-    def __init__(self, limit: int, queues: list[_Queue]) -> None:
+    """A puller at work on a queue of its own."""
+
+    def __init__(self, transport: MemoryTransport, limit: int) -> None:
+        self.transport = transport
         self.room = Room(limit)
         self.started: list[str] = []
-        self.puller = Puller(queues, self.room, self._start, wait_s=0.2)
-        self.task = asyncio.create_task(self.puller.run())
+        self.queues: list[str] = []
+        self.puller: Puller
 
-    def _start(self, delivery: Delivery) -> None:
+    def start(self, delivery: Delivery) -> None:
         self.started.append(delivery.message.data.decode())
 
-    async def end(self) -> None:
-        self.puller.stop()
-        await asyncio.wait_for(self.task, 10)
+    async def put(self, name: str, *, priority: Priority = "normal", tenant: str = "t", to: str = "") -> None:
+        shared = subjects.request_shared(FINGERPRINT, priority, tenant)
+        await self.transport.append(subjects.request_to(FINGERPRINT, to) if to else shared, name.encode())
+
+    async def one_more(self) -> None:
+        """Let the newest end, and wait for the next."""
+        count = len(self.started)
+        self.room.give_back()
+        await until(lambda: len(self.started) == count + 1)
 
 
-async def test_a_backlog_goes_by_rank_when_room_returns() -> None:
-    queues = [_Queue() for _ in range(3)]
-    for rank in (2, 1, 0):
-        queues[rank].put(f"a{rank}")
-        queues[rank].put(f"b{rank}")
-    desk = _Desk(1, queues)
-    for _ in range(5):
-        count = len(desk.started)
-        await until(lambda count=count: len(desk.started) == max(1, count))
-        desk.room.give_back()
-        await until(lambda count=count: len(desk.started) == max(1, count) + 1)
-    assert desk.started == ["a0", "b0", "a1", "b1", "a2", "b2"]
-    await desk.end()
+@asynccontextmanager
+async def _desk(limit: int, *, bells: bool = True, look_s: float = 0.02) -> AsyncIterator[_Desk]:
+    transport = MemoryServer().transport()
+    await transport.ensure_stream(subjects.REQUESTS)
+    desk = _Desk(transport, limit)
+    own = await transport.ensure_consumer(subjects.work_consumer(OWN, ack_wait_s=15))
+    desk.puller = Puller(
+        transport,
+        own,
+        desk.room,
+        desk.start,
+        fingerprint=FINGERPRINT,
+        worker_id="w1",
+        ack_wait_s=15,
+        wait_s=0.2,
+        look_s=look_s,
+        taken=desk.queues.append,
+        seen=lambda counts: None,
+    )
+    heard = await transport.subscribe(subjects.bells(FINGERPRINT) if bells else "nothing")
+    tasks = [asyncio.create_task(desk.puller.listen(heard)), asyncio.create_task(desk.puller.look_around())]
+    running = asyncio.create_task(desk.puller.run())
+    try:
+        yield desk
+    finally:
+        desk.puller.stop()
+        await asyncio.wait_for(running, 10)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def test_every_queue_has_a_poll_while_there_is_room() -> None:
-    queues = [_Queue() for _ in range(3)]
-    desk = _Desk(3, queues)
-    await until(lambda: all(queue.fetches >= 2 for queue in queues))
-    queues[2].put("low")
-    await until(lambda: desk.started == ["low"])
-    await desk.end()
+async def test_a_bell_brings_a_request_at_once() -> None:
+    async with _desk(3, look_s=60) as desk:
+        for priority in ("low", "normal", "high"):
+            await desk.put(priority, priority=priority)
+            await until(lambda priority=priority: desk.started[-1:] == [priority])
 
 
-async def test_what_a_poll_brings_too_late_is_handed_back() -> None:
-    queues = [_Queue() for _ in range(2)]
-    desk = _Desk(1, queues)
-    await until(lambda: all(queue.fetches >= 2 for queue in queues))
-    first, second = queues[0].put("high"), queues[1].put("low")
-    await until(lambda: desk.started == ["high"] and second.ended == "nak")
-    assert first.ended == ""
-    assert desk.room.taken == 1
-    await desk.end()
+async def test_without_bells_a_look_finds_it() -> None:
+    async with _desk(2, bells=False) as desk:
+        await desk.put("x")
+        await until(lambda: desk.started == ["x"])
 
 
-async def test_fr_102_a_failing_fetch_is_tried_again() -> None:
-    queue = _Queue()
-    queue.faults = 2
-    desk = _Desk(1, [queue])
-    queue.put("x")
-    await until(lambda: desk.started == ["x"])
-    await desk.end()
+async def test_fr_112_a_newcomer_waits_for_one_request_of_each_other_tenant() -> None:
+    async with _desk(1) as desk:
+        for number in range(30):
+            await desk.put(f"a{number}", tenant="a")
+        await until(lambda: desk.started == ["a0"])
+        await desk.put("b0", tenant="b")
+        await desk.put("b1", tenant="b")
+        for _ in range(4):
+            await desk.one_more()
+        assert "b0" in desk.started[1:3]
+        assert "b1" in desk.started[3:5]
+
+
+async def test_a_flood_of_its_own_requests_does_not_starve_the_others() -> None:
+    async with _desk(1) as desk:
+        for number in range(10):
+            await desk.put(f"own{number}", to="w1")
+        await desk.put("low", priority="low")
+        await desk.put("normal")
+        while not {"low", "normal"} <= set(desk.started):
+            await desk.one_more()
+        assert desk.started.index("normal") <= 4
+        assert len(desk.started) < 12
+
+
+async def test_a_full_worker_leaves_the_queue_alone() -> None:
+    async with _desk(1) as desk:
+        await desk.put("x")
+        await until(lambda: desk.started == ["x"])
+        await desk.put("y")
+        other = await desk.transport.take(
+            subjects.work_consumer(subjects.request_shared(FINGERPRINT, "normal", "t"), ack_wait_s=15)
+        )
+        assert other is not None
+        assert other.delivery_count == 1
+
+
+async def test_fr_102_a_failing_take_is_tried_again_and_told_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with _desk(1) as desk:
+        take, faults = desk.transport.take, [Unavailable("restarting")] * 2
+
+        async def failing(*given: object, **named: object) -> Delivery | None:
+            if faults:
+                raise faults.pop()
+            return await take(*given, **named)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(desk.transport, "take", failing)
+        with caplog.at_level("INFO", logger="services.gpu_worker.pull"):
+            await desk.put("x")
+            await until(lambda: desk.started == ["x"])
+        assert [record.levelname for record in caplog.records].count("ERROR") == 0
 
 
 @pytest.mark.parametrize("limit", [1, 2])
-async def test_the_end_starts_nothing_and_leaves_no_poll(limit: int) -> None:
-    queue = _Queue()
-    desk = _Desk(limit, [queue])
-    await until(lambda: queue.fetches >= 2)
-    desk.puller.stop()
-    late = queue.put("late")
-    await asyncio.wait_for(desk.task, 10)
+async def test_the_end_starts_nothing_more(limit: int) -> None:
+    async with _desk(limit) as desk:
+        desk.puller.stop()
+        await desk.put("late", to="w1")
     assert desk.started == []
-    assert late.ended == "nak"
-
-
-async def test_an_outage_of_all_queues_is_told_once_and_over_when_the_last_is_back(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    queues = [_Queue(), _Queue()]
-    queues[0].faults, queues[1].faults = 1, 3
-    desk = _Desk(2, queues)
-    with caplog.at_level("INFO", logger="services.gpu_worker.pull"):
-        await until(lambda: len(caplog.records) >= 2)
-    await desk.end()
-    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
-    assert caplog.records[1].getMessage().endswith("and 4 failures")
-
-
-async def test_a_full_worker_does_not_fetch() -> None:
-    queue = _Queue()
-    desk = _Desk(1, [queue])
-    queue.put("x")
-    await until(lambda: desk.started == ["x"])
-    await until(lambda: not desk.puller._polls)
-    fetches = queue.fetches
-    queue.put("y")
-    await asyncio.sleep(0)
-    assert queue.fetches == fetches
-    desk.room.give_back()
-    await until(lambda: desk.started == ["x", "y"])
-    await desk.end()
+    again = await desk.transport.take(subjects.work_consumer(OWN, ack_wait_s=15))
+    assert again is not None  # handed back, or never taken

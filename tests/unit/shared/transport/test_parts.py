@@ -8,7 +8,15 @@ from hypothesis import strategies as st
 
 from shared.clock import ManualClock
 from shared.errors import Conflict, FencedOut, NotFound, Overloaded, PayloadTooLarge, Unavailable
-from shared.protocol.subjects import DEAD, JOURNAL, REQUESTS, STREAMS, request_shared, worker_consumers
+from shared.protocol.subjects import (
+    DEAD,
+    JOURNAL,
+    REQUESTS,
+    STREAMS,
+    request_shared,
+    request_to,
+    work_consumer,
+)
 from shared.transport import jetstream
 from shared.transport.base import Received
 from shared.transport.buffer import Buffer
@@ -160,14 +168,17 @@ def test_the_journal_outlives_what_waits_in_the_queue() -> None:
     assert DEAD.max_age_s > JOURNAL.max_age_s
 
 
-def test_a_worker_looks_at_its_own_subject_first_and_its_consumer_goes_with_it() -> None:
-    own, *shared = worker_consumers(FINGERPRINT, "w", ack_wait_s=15)
-    assert own.idle_limit_s == REQUESTS.max_age_s
-    assert jetstream.consumer_config(own)["inactive_threshold"] == REQUESTS.max_age_s * 10**9
-    assert "inactive_threshold" not in jetstream.consumer_config(shared[0])
-    assert jetstream.consumer_config(own)["max_deliver"] == -1
-    for one in (own, *shared):
-        assert sum(overlaps(one.filter_subject, other.filter_subject) for other in (own, *shared)) == 1
+def test_every_request_subject_has_a_consumer_of_its_own_that_goes_when_nothing_can_be_left() -> None:
+    own = work_consumer(request_to(FINGERPRINT, "w"), ack_wait_s=15)
+    lanes = [work_consumer(request_shared(FINGERPRINT, "high", tenant), ack_wait_s=15) for tenant in "ab"]
+    every = (own, *lanes)
+    assert len({one.durable for one in every}) == 3
+    for one in every:
+        assert jetstream.consumer_config(one)["inactive_threshold"] == REQUESTS.max_age_s * 10**9
+        assert jetstream.consumer_config(one)["max_deliver"] == -1
+        assert sum(overlaps(one.filter_subject, other.filter_subject) for other in every) == 1
+    assert jetstream.consumer_config(own)["priority_policy"] == "prioritized"
+    assert "priority_policy" not in jetstream.consumer_config(lanes[0])
 
 
 # ---- the memory twin's clock -----------------------------------------------------------------------------------------
@@ -177,7 +188,9 @@ async def test_memory_ack_wait_goes_by_the_clock() -> None:
     clock = ManualClock()
     transport = MemoryServer(clock=clock).transport()
     await transport.ensure_stream(REQUESTS)
-    consumer = await transport.ensure_consumer(worker_consumers(FINGERPRINT, "w", ack_wait_s=15)[2])
+    consumer = await transport.ensure_consumer(
+        work_consumer(request_shared(FINGERPRINT, "normal", "t"), ack_wait_s=15)
+    )
     await transport.append(request_shared(FINGERPRINT, "normal", "t"), b"x")
     (first,) = await consumer.fetch(limit=1, timeout=1)
     clock.advance(14)

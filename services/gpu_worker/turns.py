@@ -1,0 +1,86 @@
+"""Whose turn it is: which request subject a worker looks at next. Decides, and does nothing else.
+
+    own       req.<fingerprint>.to.<this worker>
+    high, normal, low   req.<fingerprint>.<priority>.<lane>, the lanes of a priority in rotation
+    spill     req.<fingerprint>.to.<another worker>: what its owner leaves
+
+The queues come by smooth weighted turns, so none starves; the lanes of a queue come one request each, so a tenant with a
+thousand requests is one of those who take turns, and a newcomer waits for one request of each of the others at most.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import deque
+from collections.abc import Mapping
+from typing import Final
+
+from shared.protocol import subjects
+
+WEIGHTS: Final = {"own": 8, "spill": 8, "high": 8, "normal": 4, "low": 1}
+"""Turns of each queue, of those that have something, in the order of their rank."""
+MOST_A_LOOK: Final = 32
+"""Subjects that one look adds: most of what it sees is being worked on, and a pull for nothing costs the server."""
+
+
+class Turns:
+    """Subjects that may have a message for this worker. Bounded by the subjects that the stream has messages of."""
+
+    def __init__(self, own: str) -> None:
+        """`own` is the worker's own subject."""
+        self._own: Final = own
+        self._queues: Final[dict[str, deque[str]]] = {name: deque() for name in WEIGHTS}
+        self._known: Final[set[str]] = set()
+        self._credit: Final = dict.fromkeys(WEIGHTS, 0)
+        self._strangers: set[str] = set()
+        self._looks = zlib.crc32(own.encode())  # so that workers do not all begin at the same subject
+
+    def queue(self, subject: str) -> str:
+        """The name of a subject's queue."""
+        if subject == self._own:
+            return "own"
+        kind = subjects.queue_of(subject)
+        return "spill" if kind == "to" else kind
+
+    def heard(self, subject: str) -> None:
+        """Something came. What came for another worker is left to that one at first."""
+        if self.queue(subject) in ("own", *subjects.PRIORITIES):
+            self._add(subject)
+
+    def looked(self, counts: Mapping[str, int]) -> None:
+        """The subjects that have messages, which may all be in work. What is another worker's counts at the second look."""
+        spill = {subject for subject in counts if self.queue(subject) == "spill"}
+        due = [subject for subject in counts if subject not in spill or subject in self._strangers]
+        self._strangers = spill
+        due = sorted(subject for subject in due if subject not in self._known)
+        start = self._looks % len(due) if due else 0
+        self._looks += MOST_A_LOOK
+        for subject in (due[start:] + due[:start])[:MOST_A_LOOK]:
+            self._add(subject)
+
+    def next(self) -> str | None:
+        """The subject whose turn it is, or None: nothing is known to wait."""
+        having = [name for name, lanes in self._queues.items() if lanes]
+        if not having:
+            return None
+        for name in self._credit:
+            self._credit[name] = self._credit[name] + WEIGHTS[name] if name in having else 0
+        chosen = max(having, key=lambda name: self._credit[name])
+        self._credit[chosen] -= sum(WEIGHTS[name] for name in having)
+        return self._queues[chosen][0]
+
+    def took(self, subject: str) -> None:
+        """It gave a request; there may be more, after the others."""
+        lanes = self._queues[self.queue(subject)]
+        lanes.remove(subject)
+        lanes.append(subject)
+
+    def empty(self, subject: str) -> None:
+        """It had none for us."""
+        self._known.discard(subject)
+        self._queues[self.queue(subject)].remove(subject)
+
+    def _add(self, subject: str) -> None:
+        if subject not in self._known and self.queue(subject) in self._queues:
+            self._known.add(subject)
+            self._queues[self.queue(subject)].append(subject)
