@@ -6,7 +6,7 @@ replay a product over it whatever the groups turn out to be: programs past the l
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 import triton
@@ -14,13 +14,10 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.launch import OVERLAP
+from kernels.launch import PDL
 
 _CHUNKS: Final = (128, 512, 2048)
 """Items that a program may look at in one step. Integers leave no trace of the steps that they were added in."""
-
-PDL: Final[dict[str, Any]] = {"OVERLAP": OVERLAP, **({"launch_pdl": True} if OVERLAP else {})}
-"""Options of a kernel that starts while the one before it ends."""
 
 
 class Groups(NamedTuple):

@@ -8,7 +8,7 @@ pick its own code.
 from __future__ import annotations
 
 import os
-from typing import Final
+from typing import Any, Final
 
 from torch import Tensor
 
@@ -18,6 +18,9 @@ STEP: Final = 8
 OVERLAP: Final = os.environ.get("TRITON_INTERPRET") != "1"
 """Programmatic dependent launch: a kernel starts while the one before it ends, and waits before it reads its inputs.
 The interpreter has no such instructions."""
+
+PDL: Final[dict[str, Any]] = {"OVERLAP": OVERLAP, **({"launch_pdl": True} if OVERLAP else {})}
+"""Options of a kernel that starts so."""
 
 
 def row_steps(x: Tensor) -> int:

@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.launch import OVERLAP, row_steps
+from kernels.launch import PDL, row_steps
 
 _BLOCK = 1024
 
@@ -73,9 +73,8 @@ def _gate(x: Tensor, gate: Tensor, *, swiglu: bool) -> Tensor:
         WIDTH=width,
         SWIGLU=swiglu,
         BLOCK=_BLOCK,
-        OVERLAP=OVERLAP,
         num_warps=4,
-        **({"launch_pdl": True} if OVERLAP else {}),
+        **PDL,
     )
     return out
 
@@ -118,8 +117,7 @@ def delta_gates(b: Tensor, a: Tensor, rate: Tensor, dt_bias: Tensor) -> tuple[Te
         flat_a.stride(0),
         HEADS=heads,
         BLOCK=triton.next_power_of_2(heads),
-        OVERLAP=OVERLAP,
         num_warps=1,
-        **({"launch_pdl": True} if OVERLAP else {}),
+        **PDL,
     )
     return beta, g

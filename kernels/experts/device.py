@@ -21,7 +21,8 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.experts.packed import PackedExperts, Routes
-from kernels.grouping import PDL, group, most_tiles
+from kernels.grouping import group, most_tiles
+from kernels.launch import PDL
 from kernels.matmul.packed import Recipe
 
 
@@ -47,6 +48,7 @@ def _route(
     EXPERTS: tl.constexpr, BLOCK: tl.constexpr, K: tl.constexpr, RANKS: tl.constexpr, RENORMALISE: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
+    """One row: ids int32 and weights float32 [row, K], the largest first. Grid (rows,)."""
     row = tl.program_id(0).to(tl.int64)
     if OVERLAP:
         gdc_launch_dependents()

@@ -23,6 +23,8 @@ SEQUENCES: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Weights:
+    """`MixWeights` of a check."""
+
     conv: Tensor
     rate: Tensor
     dt_bias: Tensor

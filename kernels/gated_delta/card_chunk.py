@@ -202,6 +202,8 @@ def _scan_kernel(
 
 @dataclass(frozen=True, slots=True)
 class _Packed:
+    """Rows as the other two launches read them."""
+
     mixed: Tensor
     """[n, channels] in the activations' type: q and k normalised, q scaled."""
     gates: Tensor

@@ -12,7 +12,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.gated_delta.plan import CardReplay, DeltaShape, MixWeights
-from kernels.launch import OVERLAP
+from kernels.launch import PDL
 
 _HEADS = 4
 """Heads of a program, one a warp."""
@@ -136,7 +136,6 @@ def mix(
         BLOCK=triton.next_power_of_2(max(shape.key_dim, shape.value_dim)),
         GATES=triton.next_power_of_2(shape.value_heads),
         HEADS=_HEADS,
-        OVERLAP=OVERLAP,
         num_warps=_HEADS,
-        **({"launch_pdl": True} if OVERLAP else {}),
+        **PDL,
     )

@@ -12,7 +12,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.gated_delta.plan import CardReplay, DeltaShape
-from kernels.launch import OVERLAP
+from kernels.launch import PDL
 from kernels.tiles import STATE_COLUMNS
 
 
@@ -107,7 +107,6 @@ def replay(state: Tensor, store: Tensor, out: Tensor, card: CardReplay, shape: D
         DV=shape.value_dim,
         BLOCK_K=triton.next_power_of_2(shape.key_dim),
         TILE=tile,
-        OVERLAP=OVERLAP,
         num_warps=1,
-        **({"launch_pdl": True} if OVERLAP else {}),
+        **PDL,
     )

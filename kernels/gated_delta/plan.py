@@ -72,8 +72,9 @@ class CardReplay:
 class ReplayPlan:
     """Which rows of the replay store to fold and where the new rows go.
 
-    On a card `card` says it all and the rest is empty. For the twin, the store of a layer is [slots * capacity + 1, packed]; its last row is all zeros and stands for "no row": a step
-    with k = v = 0, beta = 0, g = 0 leaves a state as it is. Folds are padded with it at the front.
+    On a card `card` says it all and the rest is empty. For the twin, the store of a layer is [slots * capacity + 1,
+    packed]; its last row is all zeros and stands for "no row": a step with k = v = 0, beta = 0, g = 0 leaves a state
+    as it is. Folds are padded with it at the front.
     """
 
     slots: Tensor

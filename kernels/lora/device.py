@@ -13,7 +13,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.grouping import PDL, group, most_tiles
+from kernels.grouping import group, most_tiles
+from kernels.launch import PDL
 from kernels.lora.slots import AdapterRows, AdapterSlots, check, padded
 from kernels.matmul.packed import Recipe
 from kernels.tiles import ADAPTER_SLICE

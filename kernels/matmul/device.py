@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from kernels.launch import OVERLAP
+from kernels.launch import PDL
 from kernels.matmul.dense import dense_kernel
 from kernels.matmul.packed import Packed, Recipe
 from kernels.matmul.stream import stream_kernel
@@ -139,9 +139,8 @@ def stream_product(x: Tensor, packed: Packed, out: Tensor, tile: RowTile, at: Cu
         SWAP=tile.swap,
         PAIRS=packed.pairs,
         SCALED=packed.scale is not None,
-        OVERLAP=OVERLAP,
         num_warps=tile.warps,
-        **({"launch_pdl": True} if OVERLAP else {}),
+        **PDL,
     )
 
 

@@ -107,13 +107,15 @@ def stream_kernel(
     x, weight, out, scale, parts, arrivals, rows,
     N: tl.constexpr, K: tl.constexpr, UNIT_ROWS: tl.constexpr, UNIT_COLUMNS: tl.constexpr, STEPS: tl.constexpr,
     TILES: tl.constexpr, SLICES: tl.constexpr, EACH: tl.constexpr, RUNS: tl.constexpr,
-    BLOCK_M: tl.constexpr, DEEP: tl.constexpr, STAGES: tl.constexpr, SWAP: tl.constexpr, PAIRS: tl.constexpr, SCALED: tl.constexpr, OVERLAP: tl.constexpr,
+    BLOCK_M: tl.constexpr, DEEP: tl.constexpr, STAGES: tl.constexpr, SWAP: tl.constexpr,
+    PAIRS: tl.constexpr, SCALED: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """out[rows, N] = x[rows, K] @ weight.T for one row block and one run of units. Grid (row blocks, RUNS).
 
-    weight [TILES, STEPS, UNIT_ROWS, UNIT_COLUMNS], zero-padded to even STEPS; a run is one of the SLICES of a tile or EACH units. parts float32 [row blocks,
-    2 * RUNS, tile]; arrivals int32 [row blocks, TILES], zero before and after. A step takes DEEP units along K. SWAP: the
-    weight is the instruction's left operand, so that a tile may have 16 rows of x.
+    weight [TILES, STEPS, UNIT_ROWS, UNIT_COLUMNS], zero-padded to even STEPS; a run is one of the SLICES of a tile or
+    EACH units. parts float32 [row blocks, 2 * RUNS, tile]; arrivals int32 [row blocks, TILES], zero before and after.
+    A step takes DEEP units along K. SWAP: the weight is the instruction's left operand, so that a tile may have 16 rows
+    of x.
     """
     UNIT: tl.constexpr = UNIT_ROWS * UNIT_COLUMNS
     LENGTH: tl.constexpr = DEEP * UNIT_COLUMNS

@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.launch import OVERLAP, row_steps
+from kernels.launch import PDL, row_steps
 
 _HEADS: Final = 4
 """Heads of one gated-norm program, a warp each."""
@@ -139,9 +139,8 @@ def gated_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
         WIDTH=width,
         GROUP=_HEADS,
         BLOCK=triton.next_power_of_2(width),
-        OVERLAP=OVERLAP,
         num_warps=_HEADS,
-        **({"launch_pdl": True} if OVERLAP else {}),
+        **PDL,
     )
     return out
 
@@ -149,9 +148,4 @@ def gated_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
 def _row_options(width: int) -> dict[str, int | bool]:
     """Block, warps and overlap of a kernel that holds a row in registers: functions of the width."""
     block = triton.next_power_of_2(width)
-    options: dict[str, int | bool] = {
-        "BLOCK": block,
-        "OVERLAP": OVERLAP,
-        "num_warps": min(16, max(1, block // 512)),
-    }
-    return options | {"launch_pdl": True} if OVERLAP else options
+    return {"BLOCK": block, "num_warps": min(16, max(1, block // 512)), **PDL}

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.launch import OVERLAP
+from kernels.launch import PDL
 from kernels.paged_attention.card_pages import LOG2E, pages, precision
 from kernels.paged_attention.plan import CardAttention
 from kernels.tiles import ROWS, SPLIT_ROWS
@@ -185,10 +185,9 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, card: CardAttention, gat
         PAGE=ROWS,
         SPLIT=SPLIT_ROWS,
         PRECISION=precision(query),
-        OVERLAP=OVERLAP,
         num_warps=8,
         num_stages=2,
-        **({"launch_pdl": True} if OVERLAP else {}),
+        **PDL,
     )
     out = torch.empty_like(query)
     _combine_kernel[(rows, heads)](
@@ -208,8 +207,7 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, card: CardAttention, gat
         BLOCK_D=block_d,
         SPLIT=SPLIT_ROWS,
         GATED=gate is not None,
-        OVERLAP=OVERLAP,
         num_warps=1,
-        **({"launch_pdl": True} if OVERLAP else {}),
+        **PDL,
     )
     return out

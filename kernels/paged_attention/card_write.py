@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.launch import OVERLAP
+from kernels.launch import PDL
 from kernels.paged_attention.plan import CardAttention
 from kernels.tiles import ROWS
 
@@ -126,8 +126,7 @@ def write(
         PAGE=ROWS,
         ROWS=together,
         NORMED=eps is not None,
-        OVERLAP=OVERLAP,
         num_warps=4 if card.prefill else 1,
-        **({"launch_pdl": True} if OVERLAP else {}),
+        **PDL,
     )
     return query

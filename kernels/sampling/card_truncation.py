@@ -30,6 +30,7 @@ def bounds_kernel(
     peaks, part_peaks, bounds, found, temperatures, top_ks, splits, columns,
     SPLITS: tl.constexpr, PARTS: tl.constexpr, KEEP: tl.constexpr,
 ):  # fmt: skip
+    """The top_k-th largest tempered peak of a row's parts into bounds float32 [row]; found [row] to 0. Grid (rows,)."""
     row = tl.program_id(0).to(tl.int64)
     sequence = row // columns
     temperature, top_k = tl.load(temperatures + sequence), tl.load(top_ks + sequence)
@@ -52,6 +53,9 @@ def candidates_kernel(
     logits, id_map, peaks, bounds, found, keys, temperatures, top_ks, vocab, stride, columns,
     SPLIT: tl.constexpr, SPLITS: tl.constexpr, MAPPED: tl.constexpr, KEEP: tl.constexpr, ROOM: tl.constexpr,
 ):  # fmt: skip
+    """Keys of a split's ids that reach the bound, at most its KEEP best, behind keys int64 [row, ROOM]; found counts them.
+    Grid (rows, splits).
+    """
     row, split, splits = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     sequence = row // columns
     temperature, top_k = tl.load(temperatures + sequence), tl.load(top_ks + sequence)

@@ -146,6 +146,8 @@ class Walk(NamedTuple):
 
 
 class _Row(NamedTuple):
+    """One sequence of a plan; a field a tensor."""
+
     temperature: float
     seeds: int
     choices: int
