@@ -135,7 +135,7 @@ def test_a_card_computes_what_the_twin_defines_whenever_it_stores_its_states(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """C1.1 on a card: columns, rejected drafts and the rows between two stores of a state change no bit."""
-    cuts = [(1, 1), (3, 2), (3, 3), (2, 1), (1, 1)]
+    cuts = [(1, 1), (3, 2), (2, 2)]
     twin = Bench(CPU, monkeypatch)
     expected, states = twin.decode(cuts), twin.settled()
     lazy = Bench(_card(3), monkeypatch)
@@ -145,12 +145,12 @@ def test_a_card_computes_what_the_twin_defines_whenever_it_stores_its_states(
     for one, other in zip(kept, states, strict=True):
         assert (one - other).norm() < 1e-5 * other.norm()
 
-    row = DraftRows(start=0, tokens=PROMPT, hiddens=twin.primed, block_table=TABLE)
+    row = DraftRows(start=0, tokens=PROMPT[:12], hiddens=twin.primed[:12], block_table=TABLE)
     drafted, long = (one.drafted(row) for one in (twin, lazy))
     assert (long - drafted).norm() < 1e-5 * drafted.norm(), "more rows than one call of the head holds"
 
     eager = Bench(_card(1), monkeypatch)
-    assert torch.equal(eager.decode([(1, 1)] * 8), got)
+    assert torch.equal(eager.decode([(1, 1)] * 5), got)
     for one, other in zip(eager.settled(), kept, strict=True):
         assert torch.equal(one, other)
 
@@ -159,7 +159,7 @@ def test_rounds_that_run_whole_give_the_stream_of_plain_decode(monkeypatch: pyte
     twin = Bench(CPU, monkeypatch)
     token = int(twin.runner.logits(twin.primed[-1:]).argmax())
     plain = [token]
-    for _ in range(7):
+    for _ in range(5):
         plain.append(int(twin.runner.logits(twin.verify([plain[-1]], 1)).argmax()))
 
     bench = Bench(_card(2), monkeypatch)
