@@ -49,12 +49,13 @@ class Verdict:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Exam:
-    """What is needed to judge one stream, of a cell or of a family's trial. `known` = tokens of the stream that were journalled before it began."""
+    """What is needed to judge one stream, of a cell or of a family's trial."""
 
     cell: Cell | str
     request_id: str
     prompt_tokens: int
     known: int
+    """Tokens of the stream that were journalled before it began."""
     logprobs: bool
     cached_tokens: int
     gap: Gap

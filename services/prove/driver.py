@@ -45,20 +45,20 @@ IDLE_STEPS: Final = 200
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CacheBytes:
-    """What the cache held of a sequence when its stream ended, states folded to the committed length.
-
-    `committed`: the tokens of the rows, up to the public length, as `rows` are. `rows` [2, planes, kv_heads, committed, head_dim]: trunk keys and values. `draft` [2, kv_heads, prompt, head_dim] or
-    null: the prefill-made part of the draft plane. `state`, `window`: recurrent and conv states of all layers; null where
-    rows past the stream's end are in them. `parts`: float32 bytes that only some models keep, by the name that a
-    difference tells.
-    """
+    """What the cache held of a sequence when its stream ended, states folded to the committed length."""
 
     committed: tuple[int, ...]
+    """Tokens of the rows, up to the public length."""
     rows: Tensor
+    """[2, planes, kv_heads, committed, head_dim]: trunk keys and values."""
     draft: Tensor | None
+    """[2, kv_heads, prompt, head_dim]: the prefill-made part of the draft plane; null without one."""
     state: Tensor | None
+    """Recurrent states of all layers; null, as `window`, where rows past the stream's end are in them."""
     window: Tensor | None
+    """Inputs of the convolutions."""
     parts: Mapping[str, Tensor] = field(default_factory=dict)
+    """float32 bytes that only some models keep, by the name that a difference tells."""
 
 
 @dataclass(kw_only=True, slots=True)

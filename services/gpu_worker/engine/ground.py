@@ -24,16 +24,16 @@ from services.gpu_worker.engine.runner import ModelRunner
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ground:
-    """`config` with every number decided, and `memory` as it was divided. Rows of attention in `kv`, states in `states`, rows of sliding layers in `ring`; `slots` is the latter two together."""
+    """What `lay_out` made."""
 
     dims: ModelDims
-    config: EngineConfig
+    config: EngineConfig  #: every number decided
     fingerprint: str
-    memory: MemoryPlan | None  # null where memory is not a card's
-    kv: KVPool
+    memory: MemoryPlan | None  #: as it was divided; null where it is not a card's
+    kv: KVPool  #: rows of attention
     states: StatePool
-    ring: RingPool
-    slots: SlotMemory
+    ring: RingPool  #: rows of sliding layers
+    slots: SlotMemory  #: states and rings together
     runner: ModelRunner
     cache: CacheManager
 

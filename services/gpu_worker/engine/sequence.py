@@ -204,8 +204,11 @@ class SequenceState:
         self.chunked_prefill_meta = None
 
     def commit(self, tokens: list[int] | tuple[int, ...], *, draft_rows: bool = True) -> None:
-        """Append rows that the cache holds now; `draft_rows` = the draft plane has them too. Raises EngineFault when the block table does not cover them, as none
-        does once the blocks were given back: a late result reaches nobody (FR-18)."""
+        """Append rows that the cache holds now; `draft_rows` = the draft plane has them too.
+
+        Raises EngineFault when the block table does not cover them, as none does once the blocks were given back: a
+        late result reaches nobody (FR-18).
+        """
         if self.seq_len + len(tokens) > len(self.block_table) * BLOCK_ROWS:
             raise EngineFault(f"row {self.seq_len + len(tokens)} lies outside {len(self.block_table)} blocks")
         whole = draft_rows and self.draft_valid_tokens == self.seq_len

@@ -26,9 +26,7 @@ class Past:
     preempted: int = 0  #: times that it gave way
     scored: int = 0  #: prompt tokens whose log probabilities were told
     capture_disabled: bool = False  #: a launch of it did not fit (R-S8)
-    checkpoint: DecodedState | None = (
-        None  #: rows and state to come back from, if they are still kept (R-Q17)
-    )
+    checkpoint: DecodedState | None = None  #: to come back from, if it is still kept (R-Q17)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
