@@ -30,7 +30,7 @@ class Turns:
         """`own` is the worker's own subject."""
         self._own: Final = own
         self._queues: Final[dict[str, deque[str]]] = {name: deque() for name in WEIGHTS}
-        self._known: Final[set[str]] = set()
+        self._expected: Final[dict[str, int]] = {}  # requests that a subject may have for us, at most
         self._credit: Final = dict.fromkeys(WEIGHTS, 0)
         self._strangers: set[str] = set()
         self._looks = zlib.crc32(own.encode())  # so that workers do not all begin at the same subject
@@ -45,18 +45,20 @@ class Turns:
     def heard(self, subject: str) -> None:
         """Something came. What came for another worker is left to that one at first."""
         if self.queue(subject) in ("own", *subjects.PRIORITIES):
-            self._add(subject)
+            self._expect(subject, self._expected.get(subject, 0) + 1)
 
     def looked(self, counts: Mapping[str, int]) -> None:
         """The subjects that have messages, which may all be in work. What is another worker's counts at the second look."""
         spill = {subject for subject in counts if self.queue(subject) == "spill"}
         due = [subject for subject in counts if subject not in spill or subject in self._strangers]
         self._strangers = spill
-        due = sorted(subject for subject in due if subject not in self._known)
+        for subject in [known for known in due if known in self._expected]:
+            self._expect(subject, max(counts[subject], self._expected[subject]))
+        due = sorted(subject for subject in due if subject not in self._expected)
         start = self._looks % len(due) if due else 0
         self._looks += MOST_A_LOOK
         for subject in (due[start:] + due[:start])[:MOST_A_LOOK]:
-            self._add(subject)
+            self._expect(subject, counts[subject])
 
     def next(self) -> str | None:
         """The subject whose turn it is, or None: nothing is known to wait."""
@@ -70,17 +72,23 @@ class Turns:
         return self._queues[chosen][0]
 
     def took(self, subject: str) -> None:
-        """It gave a request; there may be more, after the others."""
+        """It gave a request. If there may be more, they come after the others'."""
         lanes = self._queues[self.queue(subject)]
         lanes.remove(subject)
-        lanes.append(subject)
+        self._expected[subject] -= 1
+        if self._expected[subject]:
+            lanes.append(subject)
+        else:
+            del self._expected[subject]
 
     def empty(self, subject: str) -> None:
         """It had none for us."""
-        self._known.discard(subject)
+        del self._expected[subject]
         self._queues[self.queue(subject)].remove(subject)
 
-    def _add(self, subject: str) -> None:
-        if subject not in self._known and self.queue(subject) in self._queues:
-            self._known.add(subject)
+    def _expect(self, subject: str, count: int) -> None:
+        if self.queue(subject) not in self._queues:
+            return  # of a later release
+        if subject not in self._expected:
             self._queues[self.queue(subject)].append(subject)
+        self._expected[subject] = count
