@@ -10,7 +10,7 @@ text    vocabulary, model   a model folder         prompts     rendering and tok
         rendering           the chat template      shield      callers' text is never a control token
 queue   workers             who lives              routing     to whom
         dispatch            enqueue and cancel     generation, reader  one request, its news
-        orphans             whose workers are gone
+        orphans             whose workers are gone  queues  how much there is, and when that is enough
         broker              calls to the cache broker   storing   a journal that takes nothing
 again   keys                what a key stands for  lingering   callers who may come back
         sheet               how a request is told  resume      a reader of another call's request

@@ -19,6 +19,7 @@ from services.gateway.generation import CancelReason, Generation, Then, closing
 from services.gateway.keys import Owner
 from services.gateway.lingering import Lingering, announce, has_ended
 from services.gateway.orphans import OrphanWatch
+from services.gateway.queues import Queues
 from services.gateway.reader import TokenReader
 from services.gateway.routing import Route
 from services.gateway.workers import Fleet
@@ -42,10 +43,12 @@ class Dispatcher:
         settings: GatewaySettings,
         clock: Clock,
         fleet: Fleet,
+        queues: Queues,
     ) -> None:
         self.settings: Final = settings
         self.clock: Final = clock
         self.fleet: Final = fleet
+        self._queues: Final = queues
         self._transport: Final = transport
         self._telemetry: Final = telemetry
         self._sending: Final[set[asyncio.Task[None]]] = set()
@@ -120,6 +123,7 @@ class Dispatcher:
             headers=headers,
             timeout=self.settings.broker_timeout_s,
         )
+        self._queues.added(subject)
 
     def orphan_watch(self, request: GenerateRequest) -> OrphanWatch:
         """Tells when nobody is left who could answer it."""

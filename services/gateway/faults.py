@@ -41,7 +41,7 @@ def body(error: BurstlineError) -> dict[str, object]:
 def headers(error: BurstlineError) -> dict[str, str]:
     """Retry-After where the error says when."""
     retry = error.retry_after_s if isinstance(error, Overloaded | RemoteFailure) else None
-    if retry is None and error.status == 503:
+    if retry is None and error.status in (429, 503):
         retry = 1
     found = {} if retry is None else {"retry-after": str(retry)}
     if error.status == 401:

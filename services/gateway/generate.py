@@ -31,9 +31,10 @@ from services.gateway.several import Part, Several
 from services.gateway.sheet import make_sheet
 from services.gateway.telling import Telling
 from services.gateway.workers import Crew
-from shared.errors import InvalidRequest, NotFound, Overloaded, PayloadTooLarge
+from shared.errors import InvalidRequest, NotFound, Overloaded, PayloadTooLarge, QuotaExceeded
 from shared.protocol.messages import AnswerSheet, GenerateRequest, Identity, Priority
 
+_LIMITS: Final = ("gateway_full", "concurrency_limit_exceeded", "queue_full", "tenant_queue_full")
 _PRIORITIES: Final[dict[str, Priority]] = {"high": "high", "normal": "normal", "low": "low"}
 
 
@@ -78,12 +79,17 @@ class GenerationResponse(Response):
                 await while_connected(receive, run.tell_again(send, known))
             return
         parts = parts_of(validated.fields)
-        with ExitStack() as held:
-            for _ in parts:
-                held.enter_context(gateway.slots.taken(validated.identity))
-            held.enter_context(gateway.metrics.in_flight.track_inprogress())
-            answer = run.answer(send) if len(parts) == 1 else run.answer_several(send, parts)
-            await while_connected(receive, answer)
+        try:
+            with ExitStack() as held:
+                for _ in parts:
+                    held.enter_context(gateway.slots.taken(validated.identity))
+                held.enter_context(gateway.metrics.in_flight.track_inprogress())
+                answer = run.answer(send) if len(parts) == 1 else run.answer_several(send, parts)
+                await while_connected(receive, answer)
+        except (Overloaded, QuotaExceeded) as error:
+            if error.code in _LIMITS:
+                gateway.metrics.refused.labels(error.code).inc()
+            raise
 
     async def _validate(self, context: RequestContext) -> Validated:
         gateway, settings = self._gateway, self._gateway.settings
@@ -185,6 +191,7 @@ class _Run:
         """Everything after validation; runs while the caller is connected."""
         request, crew = await self._resolve(self._validated.fields, self._context.request_id)
         gateway, validated, root = self._gateway, self._validated, self._context.span
+        gateway.queues.admit(request.namespace.fingerprint, request.tenant)
         route = await self._route(request, crew)
         sheet = make_sheet(request, validated.fields, validated.model, route=route.reason)
         if validated.key is not None:
@@ -215,6 +222,8 @@ class _Run:
             await self._resolve(part, f"{self._context.request_id}-{place}")
             for place, part in enumerate(parts)
         ]
+        first, _ = resolved[0]
+        gateway.queues.admit(first.namespace.fingerprint, first.tenant, requests=len(parts))
         usage_chunk = self._validated.fields.usage_chunk
         async with AsyncExitStack() as opened:
             told = []

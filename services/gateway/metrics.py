@@ -44,6 +44,12 @@ class Metrics:
             ("reason",),
             registry=registry,
         )
+        self.refused = Counter(
+            "burstline_gateway_refused_total",
+            "Requests refused because a limit on how many there may be was reached, by the error's code.",
+            ("limit",),
+            registry=registry,
+        )
         self.routes = Counter(
             "burstline_gateway_routes_total", "Routing decisions.", ("reason",), registry=registry
         )

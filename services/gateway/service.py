@@ -19,6 +19,7 @@ from services.gateway.keys import Keys
 from services.gateway.metrics import Metrics
 from services.gateway.model import ServedModel, load_model
 from services.gateway.prompts import PromptMaker
+from services.gateway.queues import Queues
 from services.gateway.routing import Router
 from services.gateway.slots import Slots
 from services.gateway.workers import Crew, Fleet, other_vocabulary
@@ -62,9 +63,15 @@ class Gateway:
             self.broker, timeout_s=settings.lookup_timeout_s, max_waiting=settings.worker_max_waiting
         )
         self.prompts: Final = PromptMaker(settings, telemetry, clock)
-        self.dispatcher: Final = Dispatcher(transport, telemetry, settings, clock, self.fleet)
+        self.queues: Final = Queues(
+            transport,
+            per_model=settings.max_queued_per_model,
+            per_tenant=settings.max_queued_per_tenant,
+            look_s=settings.queue_look_s,
+        )
+        self.dispatcher: Final = Dispatcher(transport, telemetry, settings, clock, self.fleet, self.queues)
         self.keys: Final = Keys(self.broker, timeout_s=settings.broker_timeout_s)
-        self.slots: Final = Slots(settings.max_in_flight)
+        self.slots: Final = Slots(settings.max_in_flight, per_tenant=settings.max_in_flight_per_tenant)
         self.attached: Final = Slots(settings.max_in_flight)
         """Readers of requests that run already; a tenant at its limit may still come back to what it runs."""
         self.draining = False
@@ -83,6 +90,7 @@ class Gateway:
         try:
             async with Supervisor() as supervisor:
                 supervisor.spawn("heartbeats", self.fleet.run(listening))
+                supervisor.spawn("queues", self.queues.run())
                 await listening.wait()
                 yield
         finally:

@@ -15,8 +15,10 @@ from shared.protocol.messages import Identity
 class Slots:
     """Counts running requests of this gateway."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, *, per_tenant: int | None = None) -> None:
+        """`limit` in all, and of one tenant at most `per_tenant`, or fewer if its own limit is lower."""
         self._limit: Final = limit
+        self._per_tenant: Final = limit if per_tenant is None else per_tenant
         self._by_tenant: Counter[str] = Counter()
 
     @property
@@ -33,11 +35,13 @@ class Slots:
             Overloaded: the gateway runs as many as it can.
         """
         if self.in_flight >= self._limit:
-            raise Overloaded(f"this gateway already runs {self._limit} requests")
-        tenant, most = identity.tenant, identity.max_concurrent
-        if most is not None and self._by_tenant[tenant] >= most:
+            raise Overloaded(f"this gateway already runs {self._limit} requests", code="gateway_full")
+        tenant = identity.tenant
+        own = identity.max_concurrent
+        most = self._per_tenant if own is None else min(own, self._per_tenant)
+        if self._by_tenant[tenant] >= most:
             raise QuotaExceeded(
-                f"this tenant may run {most} requests at once", code="concurrency_limit_exceeded"
+                f"this tenant may run {most} requests at once at a gateway", code="concurrency_limit_exceeded"
             )
         self._by_tenant[tenant] += 1
         try:
