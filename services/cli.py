@@ -72,9 +72,16 @@ Supervised = Annotated[str, typer.Option("--supervised-by", hidden=True)]
 
 
 @app.command()
-def up() -> None:
+def up(
+    gateways: Annotated[int, typer.Option(min=1, max=64)] = 1,
+    workers: Annotated[int, typer.Option(min=1, max=64)] = 1,
+    brokers: Annotated[int, typer.Option(min=1, max=64)] = 1,
+) -> None:
     """Run the whole stack on this machine until Ctrl-C (settings: BURSTLINE_EMBEDDED_...)."""
-    raise SystemExit(load("services.embedded.up", EVERYTHING).main())
+    sizes = load("services.embedded.stack", EVERYTHING).Sizes(
+        gateways=gateways, workers=workers, brokers=brokers
+    )
+    raise SystemExit(load("services.embedded.up", EVERYTHING).main(sizes))
 
 
 @app.command()
@@ -129,6 +136,24 @@ def prove(
     raise SystemExit(
         load("services.prove.command", EVERYTHING).main(
             everything=full, seed=seed, json_file=json_file, device=device, dtype=dtype
+        )
+    )
+
+
+@app.command()
+def chaos(
+    minutes: Annotated[float, typer.Option(min=0.1, help="How long faults come.")] = 5.0,
+    count: Annotated[int | None, typer.Option(min=1, help="So many faults instead, however long.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the faults and of the requests.")] = 1,
+    kind: Annotated[list[str] | None, typer.Option(help="Only these faults; all without it.")] = None,
+    every_s: Annotated[float, typer.Option(min=0.1, help="Seconds between two faults, on average.")] = 4.0,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Also write the result here.")] = None,
+) -> None:
+    """Kill, stop, cut and fill every part of the line under load: nothing lost, nothing twice, everything returns."""
+    kinds = load("services.chaos.schedule", EVERYTHING).chosen(kind)
+    raise SystemExit(
+        load("services.chaos.command", EVERYTHING).main(
+            minutes=minutes, count=count, seed=seed, kinds=kinds, every_s=every_s, json_file=json_file
         )
     )
 

@@ -26,26 +26,34 @@ def version() -> str:
         return "unknown"
 
 
-def gateway(common: CommonSettings, nats_url: str, port: int) -> Command:
-    """The gateway on `port` of the loopback."""
+def numbered(service: str, number: int) -> str:
+    """What the process is called: the service's name, and from the second one on its number."""
+    return service if number == 1 else f"{service}-{number}"
+
+
+def gateway(common: CommonSettings, nats_url: str, port: int, *, number: int = 1) -> Command:
+    """A gateway on `port` of the loopback."""
     return _service(
         "gateway",
+        number,
         common,
         nats_url,
         {"BURSTLINE_GATEWAY_HOST": LOOPBACK, "BURSTLINE_GATEWAY_PORT": str(port)},
     )
 
 
-def worker(common: CommonSettings, nats_url: str, health_port: int) -> Command:
+def worker(common: CommonSettings, nats_url: str, health_port: int, *, number: int = 1) -> Command:
     """One worker; its model and sizes come from the caller's BURSTLINE_WORKER_ variables."""
+    chosen = os.environ.get("BURSTLINE_WORKER_WORKER_ID") or worker_id(common)
     return _service(
         "worker",
+        number,
         common,
         nats_url,
         {
             "BURSTLINE_WORKER_HEALTH_HOST": LOOPBACK,
             "BURSTLINE_WORKER_HEALTH_PORT": str(health_port),
-            "BURSTLINE_WORKER_WORKER_ID": os.environ.get("BURSTLINE_WORKER_WORKER_ID") or worker_id(common),
+            "BURSTLINE_WORKER_WORKER_ID": numbered(chosen, number),
         },
     )
 
@@ -57,10 +65,13 @@ def worker_id(common: CommonSettings) -> str:
     return f"w-{hashlib.sha256(place.encode()).hexdigest()[:8]}"
 
 
-def broker(common: CommonSettings, nats_url: str, database_url: str, health_port: int) -> Command:
-    """The broker, the only one that is given the database."""
+def broker(
+    common: CommonSettings, nats_url: str, database_url: str, health_port: int, *, number: int = 1
+) -> Command:
+    """A broker, the only service that is given the database."""
     return _service(
         "broker",
+        number,
         common,
         nats_url,
         {
@@ -71,13 +82,15 @@ def broker(common: CommonSettings, nats_url: str, database_url: str, health_port
     )
 
 
-def _service(name: str, common: CommonSettings, nats_url: str, extra: dict[str, str]) -> Command:
+def _service(
+    service: str, number: int, common: CommonSettings, nats_url: str, extra: dict[str, str]
+) -> Command:
     inherited = {key: value for key, value in os.environ.items() if key not in _SECRET}
     data_dir = str(common.data_dir)
     return Command(
-        name=name,
+        name=numbered(service, number),
         # -P: a folder called `shared` where the user stands must not shadow ours.
-        arguments=(sys.executable, "-P", "-m", "services.cli", name, "--supervised-by", data_dir),
+        arguments=(sys.executable, "-P", "-m", "services.cli", service, "--supervised-by", data_dir),
         marker=data_dir,
         # Not SIGTERM: the supervisor died without a drain, and the servers die with it. Workers and gateways are built
         # to be killed; a slow drain would only keep the ports and the model's memory.

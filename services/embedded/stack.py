@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self
 
@@ -34,6 +36,15 @@ STOP_ORDER: Final = ("gateway", "worker", "broker")
 KILL_WAIT_S: Final = 10.0
 
 
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """How many processes of each service; every one at least 1."""
+
+    gateways: int = 1
+    workers: int = 1
+    brokers: int = 1
+
+
 class Stack:
     """One stack on one data folder: `start`, then `tick` a few times a second, then `stop`. Once only."""
 
@@ -45,8 +56,10 @@ class Stack:
         report: Report,
         stop: Stop = never,
         hurry: Stop = never,
+        sizes: Sizes = Sizes(),
+        front: Callable[[str], str] | None = None,
     ) -> None:
-        """`report` gets progress lines; `stop` yes = give up starting; `hurry` yes = do not wait for drains.
+        """`front`: NATS is up at this URL, what shall the services be told instead (of a proxy before it). `report` gets progress lines; `stop` yes = give up starting; `hurry` yes = do not wait for drains.
 
         A NATS or database URL that was set in the environment replaces the embedded server.
         """
@@ -55,6 +68,8 @@ class Stack:
         self._report = report
         self._cancelled = stop
         self._hurry = hurry
+        self._sizes = sizes
+        self._front = front
         self._folder = common.data_dir
         self._began_ns = SYSTEM.monotonic_ns()
         self._lock = FolderLock(self._folder)
@@ -69,6 +84,25 @@ class Stack:
     @property
     def gateway_url(self) -> str:
         return f"http://{LOOPBACK}:{self._services['gateway'].port}"
+
+    @property
+    def gateway_urls(self) -> tuple[str, ...]:
+        """Of every gateway."""
+        return tuple(f"http://{LOOPBACK}:{self._services[name].port}" for name in self.names("gateway"))
+
+    def names(self, service: str) -> tuple[str, ...]:
+        """What the processes of a service are called; keys of `pids`."""
+        counts = {
+            "gateway": self._sizes.gateways,
+            "worker": self._sizes.workers,
+            "broker": self._sizes.brokers,
+        }
+        return tuple(commands.numbered(service, number) for number in range(1, counts[service] + 1))
+
+    def ready(self, name: str) -> bool:
+        """Whether a service's process runs and says that it is ready."""
+        service = self._services[name]
+        return service.child is not None and service.child.running and service.ready()
 
     @property
     def nats_url(self) -> str:
@@ -119,7 +153,7 @@ class Stack:
         self._keepers = []
         if self._lock.held:
             withdraw(self._folder)
-        for name in STOP_ORDER:
+        for name in (name for service in STOP_ORDER for name in self.names(service)):
             service = self._services.get(name)
             if service is not None and service.child is not None:
                 self._report(f"stopping {name}")
@@ -144,26 +178,36 @@ class Stack:
         require_room(self._folder, ROOM_BYTES, "The embedded stack")
         self._lock.take()
         withdraw(self._folder)
-        for name in STOP_ORDER:
-            if end_leftover(self._folder / "run" / f"{name}.json", ask=signal.SIGKILL, timeout_s=KILL_WAIT_S):
-                self._report(f"ended a {name} that a killed stack had left")
+        for file in sorted((self._folder / "run").glob("*.json")):
+            if end_leftover(file, ask=signal.SIGKILL, timeout_s=KILL_WAIT_S):
+                self._report(f"ended a {file.stem} that a killed stack had left")
         port = self._settings.gateway_port
         if port:
             require_free(port, "BURSTLINE_EMBEDDED_GATEWAY_PORT")
         self._start_nats()
-        health = free_port()
-        self._launch(commands.worker(self._common, self._nats_url, health), health)
-        port = port or free_port()
-        self._launch(commands.gateway(self._common, self._nats_url, port), port)
-        self._start_postgres()
-        health = free_port()
-        self._launch(commands.broker(self._common, self._nats_url, self._database_url, health), health)
-        self._await_ready("broker")
+        self._launch_services(port)
+        for name in self.names("broker"):
+            self._await_ready(name)
         self._key = ensure_key(self._folder, self._database_url, self._settings.tenant)
-        self._await_ready("worker")
-        self._await_ready("gateway")
+        for name in (*self.names("worker"), *self.names("gateway")):
+            self._await_ready(name)
         self._keep()
         self._announce()
+
+    def _launch_services(self, gateway_port: int) -> None:
+        """All processes; the first gateway takes `gateway_port` unless it is 0."""
+        common, sizes = self._common, self._sizes
+        nats_url = self._nats_url if self._front is None else self._front(self._nats_url)
+        for number in range(1, sizes.workers + 1):
+            port = free_port()
+            self._launch(commands.worker(common, nats_url, port, number=number), port)
+        for number in range(1, sizes.gateways + 1):
+            port = (gateway_port if number == 1 else 0) or free_port()
+            self._launch(commands.gateway(common, nats_url, port, number=number), port)
+        self._start_postgres()
+        for number in range(1, sizes.brokers + 1):
+            port = free_port()
+            self._launch(commands.broker(common, nats_url, self._database_url, port, number=number), port)
 
     def _start_nats(self) -> None:
         if "nats_url" in self._common.model_fields_set:

@@ -10,7 +10,7 @@ from typing import Final
 
 from services.embedded.config import EmbeddedSettings
 from services.embedded.faults import Cancelled, EmbeddedFault
-from services.embedded.stack import Stack
+from services.embedded.stack import Sizes, Stack
 from shared.config import CommonSettings, load
 
 TICK_S: Final = 0.25
@@ -43,11 +43,13 @@ class Signals:
         (self.again if self.asked.is_set() else self.asked).set()
 
 
-def main() -> int:
+def main(sizes: Sizes = Sizes()) -> int:
     """Run until a signal. Returns the exit status: 0 after a drain, 1 when the stack could not start or go on."""
     settings, common = load(EmbeddedSettings), load(CommonSettings)
     signals = Signals()
-    stack = Stack(settings, common, report=say, stop=signals.asked.is_set, hurry=signals.again.is_set)
+    stack = Stack(
+        settings, common, report=say, stop=signals.asked.is_set, hurry=signals.again.is_set, sizes=sizes
+    )
     try:
         with stack:
             say(_greeting(stack, common))

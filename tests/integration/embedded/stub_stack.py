@@ -28,10 +28,10 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[2])), Ready).serve_forever()
 def stand_in(name: str, mode: str) -> object:
     """A replacement for `commands.<name>`; the port is always the last argument."""
 
-    def command(*arguments: object) -> Command:
+    def command(*arguments: object, number: int) -> Command:
         port, data_dir = arguments[-1], str(arguments[0].data_dir)  # type: ignore[attr-defined]
         return Command(
-            name=name,
+            name=commands.numbered(name, number),
             arguments=(sys.executable, "-S", "-c", SERVICE, mode, str(port), data_dir),
             marker=data_dir,
             death_signal=signal.SIGKILL,

@@ -1,0 +1,199 @@
+"""The whole run judged: outcomes, takeovers, and the bars of C2, C3 and C6."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from services.chaos.asking import Asked, End, Way
+from services.chaos.inject import Record
+from services.chaos.journal import Story
+from services.chaos.schedule import Kind
+from shared.evidence import Bar
+
+CLAIMS_LOST: Final = (Kind.WORKER_KILL, Kind.WORKER_STOP, Kind.WORKER_DRAIN)
+GATEWAYS: Final = (Kind.GATEWAY_KILL, Kind.GATEWAY_DRAIN)
+TOLD: Final = 20
+FILES_SPARE: Final = 24
+"""Open files more than at the start that are no leak: pooled connections that had not been needed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quiet:
+    """What the line is like when all is over."""
+
+    queued: int
+    audit_ok: bool
+    audit_text: str
+    files_more: Mapping[str, int]
+    pools: Mapping[str, str]
+    """Worker -> what is not at its baseline; without those that are."""
+
+
+@dataclass(kw_only=True)
+class Verdict:
+    """Filled by `judge`."""
+
+    requests: int = 0
+    lost: int = 0
+    ended_twice: int = 0
+    repeated: int = 0
+    missing: int = 0
+    differing: int = 0
+    cut_short: int = 0
+    takeovers_s: list[float] = field(default_factory=list)
+    complaints: list[str] = field(default_factory=list)
+
+    def complain(self, text: str) -> None:
+        """Keep the first few in words."""
+        if len(self.complaints) < TOLD:
+            self.complaints.append(text)
+
+
+def judge(
+    asked: Sequence[Asked],
+    stories: Mapping[str, Story],
+    references: Mapping[str, tuple[int, ...]],
+    records: Sequence[Record],
+    workers: Mapping[str, str],
+) -> Verdict:
+    """`stories`: of every journal there is, by request; `workers`: worker id -> the name that records use."""
+    verdict = Verdict(requests=len(stories))
+    owners = {identifier: one for one in asked for identifier in one.request_ids}
+    for identifier, story in stories.items():
+        one = owners.get(identifier)
+        _judge_story(verdict, identifier, story, references.get(one.case.name) if one else None)
+        verdict.takeovers_s += takeovers(story, records, workers)
+    for one in asked:
+        _judge_answer(verdict, one, references[one.case.name])
+    return verdict
+
+
+def _judge_story(verdict: Verdict, identifier: str, story: Story, reference: tuple[int, ...] | None) -> None:
+    problems = []
+    if not story.terminals:
+        verdict.lost += 1
+        problems.append("no end")
+    if len(story.terminals) > 1 or story.after_end:
+        verdict.ended_twice += 1
+        problems.append(f"{len(story.terminals)} ends, {story.after_end} messages after the first")
+    if story.repeated or story.missing or story.miscounted:
+        verdict.repeated += story.repeated
+        verdict.missing += story.missing + story.miscounted
+        problems.append(f"{story.repeated} tokens repeated, {story.missing} missing")
+    if reference is not None and (count := story.differs_from(reference)):
+        verdict.differing += count
+        problems.append(f"{count} tokens differ")
+    if problems:
+        verdict.complain(f"journal of {identifier}, {len(story.claims)} claims: {'; '.join(problems)}")
+
+
+def _judge_answer(verdict: Verdict, one: Asked, reference: tuple[int, ...]) -> None:
+    """What the caller heard: all of the stream, or a beginning of it."""
+    heard = tuple(one.tokens)
+    same = sum(a == b for a, b in zip(heard, reference, strict=False))
+    name = f"{one.way} {one.case.name} ({one.request_ids[-1] if one.request_ids else 'no id'})"
+    if same < len(heard):
+        verdict.differing += len(heard) - same
+        verdict.complain(f"{name}: {len(heard) - same} of {len(heard)} heard tokens differ")
+    elif one.end is End.WHOLE and one.way is not Way.DEADLINE and len(heard) < len(reference):
+        verdict.cut_short += 1
+        verdict.complain(f"{name}: {len(heard)} of {len(reference)} tokens and an end mark")
+    if one.end in (End.FAILED, End.BROKEN, End.GAVE_UP, End.REFUSED) and one.way is not Way.DEADLINE:
+        verdict.complain(f"{name}: {one.end}, {one.status} {one.code}, came back {one.returns} times")
+
+
+def takeovers(story: Story, records: Sequence[Record], workers: Mapping[str, str]) -> list[float]:
+    """Seconds from what befell a request's worker to the next one's claim."""
+    found = []
+    for before, after in zip(story.claims, story.claims[1:], strict=False):
+        name = workers.get(before.worker_id)
+        times = [
+            record.at_ns
+            for record in records
+            if record.name == name
+            and record.kind in CLAIMS_LOST
+            and before.at_ns <= record.at_ns <= after.at_ns
+        ]
+        if times:
+            found.append((after.at_ns - times[0]) / 1e9)
+    return found
+
+
+def outcomes(asked: Sequence[Asked]) -> dict[str, int]:
+    """Requests by how they ended, with the typed error."""
+    count: Counter[str] = Counter()
+    for one in asked:
+        failed = one.end not in (End.WHOLE, End.LEFT)
+        count[f"{one.way}: {one.end}{f' ({one.code})' if failed and one.code else ''}"] += 1
+    return dict(sorted(count.items()))
+
+
+def takeover_figures(seconds: Sequence[float]) -> dict[str, float]:
+    """Median, 99th percentile by nearest rank, and most."""
+    ordered = sorted(seconds)
+    if not ordered:
+        return {"count": 0}
+    ranks = {"p50": 0.5, "p99": 0.99, "max": 1.0}
+    return {"count": len(ordered)} | {
+        name: round(ordered[math.ceil(share * len(ordered)) - 1], 3) for name, share in ranks.items()
+    }
+
+
+def bars(verdict: Verdict, asked: Sequence[Asked], records: Sequence[Record], quiet: Quiet) -> list[Bar]:
+    """What a run promises. A stream without a key may break with its gateway, and never otherwise."""
+    kinds = {record.kind for record in records}
+    judged = [one for one in asked if one.way is not Way.DEADLINE]
+    broken = sum(one.end is End.BROKEN for one in judged)
+    refused = [one for one in asked if one.end is End.REFUSED]
+    untyped = sum(not one.code or one.status not in (429, 503) or not one.retry_after for one in refused)
+    failed = sum(one.end is End.FAILED for one in judged)
+    told = [
+        Bar.at_least("faults", len(records), 1, "faults"),
+        Bar.zero("accepted requests without an end", verdict.lost, "requests"),
+        Bar.zero("requests that ended twice", verdict.ended_twice, "requests"),
+        Bar.zero("repeated tokens", verdict.repeated, "tokens"),
+        Bar.zero("missing tokens", verdict.missing, "tokens"),
+        Bar.zero("differing tokens", verdict.differing, "tokens"),
+        Bar.zero("streams cut short with an end mark", verdict.cut_short, "streams"),
+        Bar.zero("callers who gave up", sum(one.end is End.GAVE_UP for one in asked), "callers"),
+        Bar.zero("refusals without a code or Retry-After", untyped, "answers"),
+        Bar.zero(
+            "failures without a code", sum(one.end is End.FAILED and not one.code for one in asked), "answers"
+        ),
+        Bar.zero("requests left in the queue", quiet.queued, "requests"),
+        Bar.zero("audit differences", 0 if quiet.audit_ok else 1, "audits"),
+        Bar.zero("pools off their baseline", len(quiet.pools), "workers"),
+        Bar.at_most(
+            "open files more than at the start",
+            max(quiet.files_more.values(), default=0),
+            FILES_SPARE,
+            "files",
+        ),
+    ]
+    if not kinds & set(GATEWAYS):
+        told.append(Bar.zero("broken connections", broken, "connections"))
+    if kinds <= set(CLAIMS_LOST):
+        told.append(Bar.zero("failed or refused requests", failed + len(refused), "requests"))
+    return told
+
+
+def results(
+    verdict: Verdict, asked: Sequence[Asked], records: Sequence[Record], quiet: Quiet
+) -> dict[str, Any]:
+    """Everything, for JSON."""
+    return {
+        "faults": dict(sorted(Counter(str(record.kind) for record in records).items())),
+        "asked": len(asked),
+        "journalled": verdict.requests,
+        "outcomes": outcomes(asked),
+        "returns": sum(one.returns for one in asked),
+        "tokens_heard": sum(len(one.tokens) for one in asked),
+        "takeover_s": takeover_figures(verdict.takeovers_s),
+        "open_files_more": dict(quiet.files_more),
+        "pools": dict(quiet.pools),
+        "complaints": verdict.complaints,
+    }

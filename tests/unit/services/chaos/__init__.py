@@ -1,0 +1,1 @@
+"""The fault injector's pure parts."""
