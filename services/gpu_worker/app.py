@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from typing import Final
 
@@ -73,8 +73,10 @@ class Readiness:
         return "draining" if self.worker is not None and self.worker.pulse.draining else None
 
 
-async def run(settings: WorkerSettings, common: CommonSettings) -> None:
-    """Work until a signal drains the process.
+async def run(
+    settings: WorkerSettings, common: CommonSettings, *, build: Callable[[], EngineApi] | None = None
+) -> None:
+    """Work until a signal drains the process. `build` makes another engine than the settings say.
 
     Raises:
         TaskDied: a part of the worker ended; the process has to go down, its requests are delivered again.
@@ -87,7 +89,7 @@ async def run(settings: WorkerSettings, common: CommonSettings) -> None:
             common.nats_url, name=f"worker {settings.worker_id}", access=Access.of(common)
         )
         shutdown.push("nats", transport.close)
-        host = EngineHost(lambda: _build(settings))
+        host = EngineHost(build or (lambda: _build(settings)))
         shutdown.push("engine", lambda: host.stop(limit_s=_ENGINE_STOP_S), limit_s=_ENGINE_STOP_S + 1)
         telemetry.registry.register(EngineCollector(lambda: host.stats))
         readiness = Readiness(transport, host)
