@@ -77,7 +77,7 @@ def tenant_create(name: str, cache_bytes: Bytes = None, max_concurrent: Concurre
 @tenant.command("list")
 def tenant_list() -> None:
     """All tenants."""
-    _show(
+    show(
         ("id", "name", "created", "disabled"),
         [(one.id, one.name, one.created, one.disabled) for one in _do(admin.list_tenants)],
     )
@@ -106,7 +106,7 @@ def key_create(
 @key.command("list")
 def key_list(tenant: Annotated[str | None, typer.Argument(help="Of this tenant alone.")] = None) -> None:
     """Keys, without their secrets."""
-    _show(
+    show(
         ("id", "tenant", "name", "begins", "created", "expires", "revoked", "last used"),
         [
             (one.id, one.tenant, one.name, one.prefix, one.created, one.expires, one.revoked, one.last_used)
@@ -126,7 +126,7 @@ def quota_show(tenant: TenantName) -> None:
     """A tenant's limits and what of them is used."""
     one = _do(lambda c: admin.find_tenant(c, tenant))
     limit = "none" if one.max_concurrent is None else one.max_concurrent
-    _show(
+    show(
         ("tenant", "cache bytes", "used bytes", "max concurrent"),
         [(one.name, one.cache_bytes, one.used_bytes, limit)],
     )
@@ -141,7 +141,7 @@ def quota_set(tenant: TenantName, cache_bytes: Bytes = None, max_concurrent: Con
 @entries.command("list")
 def entries_list(tenant: TenantName, limit: Annotated[int, typer.Option(min=1, max=10_000)] = 50) -> None:
     """A tenant's entries, most recently used first."""
-    _show(
+    show(
         ("id", "key", "tokens", "from", "state", "state bytes", "kv bytes", "hits", "last used", "workers"),
         [
             (
@@ -165,9 +165,9 @@ def audit_command(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the evidence object here.")] = None,
 ) -> None:
     """Check the books of every tenant and ask every living worker. Exits 1 on a difference, 2 if not measured."""
-    report = _await(_audit(), status=2)
+    report = finish(_audit(), status=2)
     fields = ("tenant", "quota_bytes", "counter_bytes", "ledger_bytes", "entry_bytes", "entries", "orphans")
-    _show(fields, [tuple(getattr(books, name) for name in fields) for books in report.books])
+    show(fields, [tuple(getattr(books, name) for name in fields) for books in report.books])
     for difference in report.differences:
         typer.echo(
             f"{difference.worker}: entry {difference.key} has {difference.real_bytes} bytes, "
@@ -198,7 +198,7 @@ async def _audit() -> Report:
 
 def _do(work: Work[T]) -> T:
     """Run one transaction against the database in question."""
-    return _await(_transaction(work), status=1)
+    return finish(_transaction(work), status=1)
 
 
 async def _transaction(work: Work[T]) -> T:
@@ -209,7 +209,7 @@ async def _transaction(work: Work[T]) -> T:
         await database.close()
 
 
-def _await(work: Coroutine[Any, Any, T], *, status: int) -> T:
+def finish(work: Coroutine[Any, Any, T], *, status: int) -> T:
     try:
         return asyncio.run(work)
     except BurstlineError as error:
@@ -233,7 +233,7 @@ def _addresses() -> tuple[str, str]:
     return stack.database_url, stack.nats_url
 
 
-def _show(columns: tuple[str, ...], rows: list[tuple[object, ...]]) -> None:
+def show(columns: tuple[str, ...], rows: list[tuple[object, ...]]) -> None:
     """A table on a terminal, tab-separated lines elsewhere."""
     if not sys.stdout.isatty():
         typer.echo("\t".join(columns))

@@ -28,6 +28,7 @@ DELEGATED: Final = {
     "quota": ("services.administration", "quota", "broker", "Show and set a tenant's limits."),
     "entries": ("services.administration", "entries", "broker", "List and delete prefix entries."),
     "audit": ("services.administration", "audit", "broker", "Check that ledger, entries and bytes agree."),
+    "dead": ("services.dead_command", "app", "broker", "Read, requeue and drop dead letters."),
     "trace": ("services.trace", "app", EVERYTHING, "Draw a request's trace as a waterfall."),
     "bench": (
         "services.bench.command",

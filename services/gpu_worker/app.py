@@ -167,6 +167,8 @@ async def _work(
     )
     for stream in subjects.STREAMS:
         await transport.ensure_stream(stream)
+    for durable in subjects.superseded_consumers(engine.fingerprint):
+        await transport.drop_consumer(subjects.REQUESTS.name, durable)
     subject = subjects.request_to(engine.fingerprint, settings.worker_id)
     own = await transport.ensure_consumer(subjects.work_consumer(subject, ack_wait_s=settings.ack_wait_s))
     worker = Worker(core)

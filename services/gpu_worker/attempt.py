@@ -251,7 +251,7 @@ class Attempt:
         if self._relay is None:
             raise EngineFault("a request is refused before its journal was read")
         if dead_letter:
-            await self._out.bury()
+            await self._out.bury(failure.code)
         await self._out.end(self._relay, failure)
         return "refused"
 

@@ -41,10 +41,13 @@ class WorkItem:
             self._ended = True
             await self._delivery.nak(delay_s=delay_s)
 
-    async def bury(self, transport: Transport, fingerprint: str, *, name: str) -> None:
-        """Keep a copy for a person to look at; once for each `name`. Raises Unavailable or Overloaded."""
+    async def bury(self, transport: Transport, fingerprint: str, *, name: str, reason: str) -> None:
+        """Keep a copy for a person to look at, with the code of the reason; once for each `name`. Raises Unavailable or Overloaded."""
         await transport.append(
-            subjects.dead(fingerprint), self._delivery.message.data, message_id=name, headers=self.headers
+            subjects.dead(fingerprint),
+            self._delivery.message.data,
+            message_id=name,
+            headers={**self.headers, subjects.DEAD_REASON: reason},
         )
 
     async def drop(self) -> None:

@@ -83,11 +83,13 @@ class WaysOut:
         elif way_out == "abandoned":
             await self._item.hand_back(delay_s=_RETRY_DELAY_S)
 
-    async def bury(self) -> None:
+    async def bury(self, reason: str) -> None:
         """Dead letters are for people; when their stream is full, the caller gets the answer all the same."""
         name = f"{self._intake.outcome.request.request_id}-dead"
         try:
-            await self._item.bury(self._core.transport, self._core.identity.fingerprint, name=name)
+            await self._item.bury(
+                self._core.transport, self._core.identity.fingerprint, name=name, reason=reason
+            )
         except Overloaded as error:
             log.error(
                 "request %s is not kept as a dead letter: %s", self._intake.outcome.request.request_id, error

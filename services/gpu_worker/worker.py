@@ -198,7 +198,9 @@ class Worker:
         item = WorkItem(delivery)
         name = f"unreadable-{delivery.message.sequence}"
         try:
-            await item.bury(self._core.transport, self._core.identity.fingerprint, name=name)
+            await item.bury(
+                self._core.transport, self._core.identity.fingerprint, name=name, reason="unreadable"
+            )
             await item.drop()
         except BurstlineError as error:
             log.warning("a dead letter could not be kept (%s); its work item comes again", error.code)

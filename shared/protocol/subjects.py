@@ -41,6 +41,8 @@ from shared.protocol.messages import (
 )
 
 LANES: Final = 32
+DEAD_REASON: Final = "burstline-reason"
+"""Header of a dead letter: the code of what it was given up for."""
 PRIORITIES: Final[tuple[Priority, ...]] = ("high", "normal", "low")
 BROKER_QUEUE: Final = "broker"
 READERS_QUEUE: Final = "readers"
@@ -239,6 +241,12 @@ def work_consumer(subject: str, *, ack_wait_s: float) -> ConsumerSpec:
         idle_limit_s=float(REQUESTS.max_age_s),
         group="spill" if to else None,
     )
+
+
+def superseded_consumers(fingerprint: str) -> tuple[str, ...]:
+    """Durables of an earlier layout of the request stream, one over all lanes of a priority: a work queue refuses the lanes'
+    own while those stand. What they had not delivered is in the stream."""
+    return tuple(f"{short(fingerprint)}-{priority}" for priority in PRIORITIES)
 
 
 def settle_consumer() -> ConsumerSpec:

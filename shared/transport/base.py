@@ -129,6 +129,9 @@ class Transport(Protocol):
         """One message that a durable consumer has now, or None; the consumer is made if it is not there. In a group
         (`spec.group`) a pull that waits with a lower priority number goes first. Raises Unavailable."""
 
+    async def drop_consumer(self, stream: str, durable: str) -> None:
+        """Delete a durable consumer; what it had not delivered stays in the stream. Idempotent."""
+
     async def waiting(self, stream: str, pattern: str) -> dict[str, int]:
         """How many messages a stream holds of each subject under a pattern, delivered or not; those with none are left
         out."""
@@ -159,3 +162,6 @@ class Transport(Protocol):
 
     async def purge(self, stream: str, subject: str, *, keep: int = 0) -> None:
         """Delete what a stream holds of one subject, but for its newest `keep` messages."""
+
+    async def delete(self, stream: str, sequence: int) -> None:
+        """Delete one stored message. Raises NotFound."""

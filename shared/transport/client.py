@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from typing import Final
 
-from shared.errors import PayloadTooLarge, Unavailable
+from shared.errors import NotFound, PayloadTooLarge, Unavailable
 from shared.protocol.subjects import STREAMS, ConsumerSpec, StreamSpec
 from shared.transport import jetstream, suitability
 from shared.transport.base import Delivery, Handler, Headers, PullConsumer, Received, Stored, Subscription
@@ -129,6 +130,10 @@ class WireTransport:
     async def take(self, spec: ConsumerSpec, *, priority: int = 0) -> Delivery | None:
         return await self._taker.take(spec, priority=priority)
 
+    async def drop_consumer(self, stream: str, durable: str) -> None:
+        with suppress(NotFound):
+            await jetstream.call(self._wire, f"CONSUMER.DELETE.{stream}.{durable}", {})
+
     async def waiting(self, stream: str, pattern: str) -> dict[str, int]:
         return await jetstream.waiting(self._wire, stream, pattern)
 
@@ -163,6 +168,9 @@ class WireTransport:
     async def purge(self, stream: str, subject: str, *, keep: int = 0) -> None:
         body = {"filter": subject, "keep": keep} if keep else {"filter": subject}
         await jetstream.call(self._wire, f"STREAM.PURGE.{stream}", body)
+
+    async def delete(self, stream: str, sequence: int) -> None:
+        await jetstream.call(self._wire, f"STREAM.MSG.DELETE.{stream}", {"seq": sequence})
 
     # inside
 

@@ -37,7 +37,9 @@ _WRONG_LAST_SEQUENCE: Final = frozenset({10071, 10164})
 _NO_ROOM: Final = frozenset({10023, 10028, 10047, 10077})  # account, memory, disk, the stream's own limits
 _TOO_LARGE: Final = frozenset({10054})
 _NAME_IN_USE: Final = frozenset({10058})
-_NOT_FOUND: Final = frozenset({10014, 10037, 10059})  # consumer, message, stream
+_NOT_FOUND: Final = frozenset(
+    {10014, 10037, 10043, 10057, 10059}
+)  # consumer, message, sequence, deletion of one, stream
 
 MESSAGE_ID: Final = "Nats-Msg-Id"
 EXPECTED_SEQUENCE: Final = "Nats-Expected-Last-Subject-Sequence"

@@ -11,7 +11,7 @@ import asyncio
 from dataclasses import dataclass
 
 from shared.clock import SYSTEM, Clock
-from shared.errors import PayloadTooLarge, Unavailable
+from shared.errors import NotFound, PayloadTooLarge, Unavailable
 from shared.protocol.subjects import ConsumerSpec, StreamSpec
 from shared.transport.base import Delivery, Handler, Headers, PullConsumer, Received, Stored, Subscription
 from shared.transport.buffer import Buffer
@@ -164,6 +164,10 @@ class MemoryTransport:
         taken = consumer.take(1) if not (priority and consumer.waiters) else []
         return taken[0] if taken else None
 
+    async def drop_consumer(self, stream: str, durable: str) -> None:
+        self._check()
+        self.server.stream(stream).consumers.pop(durable, None)
+
     async def waiting(self, stream: str, pattern: str) -> dict[str, int]:
         self._check()
         return self.server.stream(stream).waiting(pattern)
@@ -199,6 +203,12 @@ class MemoryTransport:
     async def purge(self, stream: str, subject: str, *, keep: int = 0) -> None:
         self._check()
         self.server.stream(stream).purge(subject, keep)
+
+    async def delete(self, stream: str, sequence: int) -> None:
+        self._check()
+        if self.server.stream(stream).get(sequence) is None:
+            raise NotFound(f"stream {stream} has no message {sequence}")
+        self.server.stream(stream).remove(sequence)
 
     # inside
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from shared.errors import Conflict, FencedOut, Overloaded, PayloadTooLarge, Unavailable
+from shared.errors import Conflict, FencedOut, NotFound, Overloaded, PayloadTooLarge, Unavailable
 from shared.protocol.subjects import ConsumerSpec, StreamSpec
 from shared.transport.base import Delivery, PullConsumer, Received, Transport
 from shared.transport.memory import MemoryServer
@@ -667,6 +667,37 @@ async def test_what_a_dead_owner_held_is_taken_after_the_ack_wait(world: World) 
     assert await other.take(spec, priority=1) is None
     taken = await until_taken(other, spec, priority=1)
     assert (taken.message.data, taken.delivery_count) == (b"x", 2)
+
+
+async def test_a_dropped_consumer_leaves_its_messages_and_its_place(world: World) -> None:
+    await world.transport.ensure_stream(world.stream(work_queue=True))
+    await world.transport.ensure_consumer(world.consumer(durable="all", filter_subject=world.subject("*")))
+    await world.transport.append(world.subject("a"), b"x")
+    lane = world.consumer(durable="lane-a", filter_subject=world.subject("a"))
+    with pytest.raises(Conflict):
+        await world.transport.take(lane)
+    for _ in range(2):
+        await world.transport.drop_consumer(lane.stream, "all")
+    assert (await until_taken(world.transport, lane)).message.data == b"x"
+
+
+async def test_delete_takes_one_message_out(world: World) -> None:
+    spec = world.stream()
+    await world.transport.ensure_stream(spec)
+    first, second = [await world.transport.append(world.subject(), data) for data in (b"1", b"2")]
+    await world.transport.delete(spec.name, first.sequence)
+    (left,) = await world.transport.read(spec.name, world.subject())
+    assert left.sequence == second.sequence
+    with pytest.raises(NotFound):
+        await world.transport.delete(spec.name, first.sequence)
+
+
+async def test_a_pattern_reads_over_subjects(world: World) -> None:
+    spec = world.stream()
+    await world.transport.ensure_stream(spec)
+    stored = [await world.transport.append(world.subject(token), token.encode()) for token in "abc"]
+    found = await world.transport.read(spec.name, world.subject("*"), after=stored[0].sequence, limit=5)
+    assert [(one.subject, one.data) for one in found] == [(world.subject(t), t.encode()) for t in "bc"]
 
 
 async def until_taken(transport: Transport, spec: ConsumerSpec, *, priority: int = 0) -> Delivery:
