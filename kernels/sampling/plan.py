@@ -118,6 +118,13 @@ class PickPlan:
             tensor: Tensor = getattr(self, name)
             tensor[: len(rows)].copy_(torch.tensor(column, dtype=tensor.dtype))
 
+    def of(self, starts: Tensor, columns: int) -> PickPlan:
+        """The rules of the first `len(starts)` sequences, with `columns` rows each from `starts` on. Shares the tensors, so
+        that what is filled in later holds for it too."""
+        count = starts.shape[0]
+        first: dict[str, Any] = {name: getattr(self, name)[:count] for name in _Row._fields}
+        return PickPlan(starts=starts, columns=columns, truncate=self.truncate, **first)
+
     def to(self, device: torch.device | str) -> PickPlan:
         """The same plan with its tensors elsewhere."""
         moved: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}

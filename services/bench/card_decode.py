@@ -111,22 +111,7 @@ class Decoder:
         hidden = self.launches.launch_verify(size)
         logits = self.loaded.model.logits(hidden)
         plan = self._plans[size[1]]
-        return sampling.pick(logits, plan_of(plan, size[0])).ids
-
-
-def plan_of(plan: sampling.PickPlan, sequences: int) -> sampling.PickPlan:
-    """The plan of the first sequences."""
-    return sampling.PickPlan(
-        starts=plan.starts[:sequences],
-        temperature=plan.temperature[:sequences],
-        seeds=plan.seeds[:sequences],
-        choices=plan.choices[:sequences],
-        top_k=plan.top_k[:sequences],
-        top_p=plan.top_p[:sequences],
-        min_p_log=plan.min_p_log[:sequences],
-        columns=plan.columns,
-        truncate=plan.truncate,
-    )
+        return sampling.pick(logits, plan.of(plan.starts[: size[0]], plan.columns)).ids
 
 
 def run_card_decode(

@@ -96,7 +96,7 @@ class DeviceRounds:
         attention = self._attention(self.inputs.starts[:sequences], counts, columns)
         step = self.inputs.decode(attention, self._states, size)
         hidden = self._model.trunk(self._model.embed(ids.flatten()), step)
-        plan = self._rules(self.inputs.starts[:sequences], sequences, columns)
+        plan = self.rules.of(self.inputs.starts[:sequences], columns)
         picks = sampling.pick(self._model.logits(hidden), plan).ids.view(sequences, columns)
         return self._advance(picks, ids, hidden.view(sequences, columns, -1))
 
@@ -114,7 +114,7 @@ class DeviceRounds:
             at = starts + (depth - 1)
             if depth > 1:
                 hidden = self._head(ids[:, depth - 1].contiguous(), hidden, self._attention(at, live, 1))
-            plan = self._rules(at, sequences, 1)
+            plan = self.rules.of(at, 1)
             picked = sampling.pick(self._model.draft_logits(hidden), plan).ids
             ids[:, depth] = torch.where(self.given[:sequences] > 0, ids[:, depth], picked.clamp_min(0))
 
@@ -171,18 +171,3 @@ class DeviceRounds:
             max_splits=self._splits,
         )
         return card_attention(card, self._kv, rope.index_select(0, positions), len(starts))
-
-    def _rules(self, starts: Tensor, sequences: int, columns: int) -> sampling.PickPlan:
-        """The streams' rules at other positions."""
-        rules = self.rules
-        return sampling.PickPlan(
-            starts=starts,
-            temperature=rules.temperature[:sequences],
-            seeds=rules.seeds[:sequences],
-            choices=rules.choices[:sequences],
-            top_k=rules.top_k[:sequences],
-            top_p=rules.top_p[:sequences],
-            min_p_log=rules.min_p_log[:sequences],
-            columns=columns,
-            truncate=rules.truncate,
-        )

@@ -4,32 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import pytest
 import torch
 from torch import Tensor
 
+from kernels.gate.picking import Rules
 from kernels.sampling import PickPlan, device_pickable, reference
 from kernels.sampling import device as card
 
 SPLIT = 16
-
-
-@dataclass(frozen=True)
-class Rules:
-    seed: int = 0
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    min_tokens: int = 0
-    allowed_ids: frozenset[int] | None = None
-    banned_ids: frozenset[int] = field(default_factory=frozenset)
 
 
 RULES = (
