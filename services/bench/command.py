@@ -17,6 +17,8 @@ from services.bench.cache import run_cache
 from services.bench.decode import bars as decode_bars
 from services.bench.decode import run_decode
 from services.bench.load import RULES, Load
+from services.bench.queue import bars as queue_bars
+from services.bench.queue import run_queue
 from services.bench.soak import REQUESTS, run_soak
 from services.bench.spec import BATCHES, REPEATS, Results, StreamsDiffer, bars, run_spec
 from services.bench.stall import Results as StallResults
@@ -115,10 +117,37 @@ def soak(
     _end("bench soak", {"threads": 1} | results, told, json_file)
 
 
-def _end(command: str, shown: dict[str, Any], told: list[Bar], json_file: Path | None) -> None:
-    """Write the evidence, tell the bars, exit with 1 when one does not hold."""
+@app.command()
+def queue(
+    json_file: Annotated[Path | None, typer.Option("--json", help="Also write the result here.")] = None,
+    litellm: Annotated[
+        Path | None, typer.Option(help="A virtual environment with litellm[proxy], to compare with.")
+    ] = None,
+) -> None:
+    """What gateway and queue add to the first token and to each burst, with an engine that is instant."""
+    try:
+        results = run_queue(litellm=litellm, report=_progress)
+    except (BurstlineError, OSError, TimeoutError) as fault:
+        sys.stderr.write(f"burstline: bench could not measure: {fault}\n")
+        raise typer.Exit(2) from fault
+    Console().print_json(data=results)
+    told = queue_bars(results)
+    if "not_measured" in results["litellm"] and all(bar.holds for bar in told):
+        _write(json_file, "bench queue", results, told)
+        sys.stderr.write(f"burstline: LiteLLM was not measured: {results['litellm']['not_measured']}\n")
+        raise typer.Exit(2)
+    _end("bench queue", results, told, json_file)
+
+
+def _write(json_file: Path | None, command: str, shown: dict[str, Any], told: list[Bar]) -> None:
+    """Write the evidence, if it is wanted."""
     if json_file is not None:
         write(json_file, evidence(command, shown, told))
+
+
+def _end(command: str, shown: dict[str, Any], told: list[Bar], json_file: Path | None) -> None:
+    """Write the evidence, tell the bars, exit with 1 when one does not hold."""
+    _write(json_file, command, shown, told)
     for bar in told:
         sys.stdout.write(f"{bar.name}: {bar.value:g} {bar.unit}{'' if bar.holds else '  NOT AS PROMISED'}\n")
     raise typer.Exit(0 if all(bar.holds for bar in told) else 1)

@@ -58,7 +58,8 @@ class End(StrEnum):
 
 @dataclass(kw_only=True)
 class Asked:
-    """One request and how it ended. `code` is the typed error, if there was one."""
+    """One request and how it ended. `code` is the typed error, if there was one; `refusals` counts those that came before
+    it was taken, `untyped` those of them that had no code or did not say when to come back."""
 
     case: Case
     way: Way
@@ -67,7 +68,8 @@ class Asked:
     tokens: list[int] = field(default_factory=list)
     status: int = 0
     code: str = ""
-    retry_after: bool = False
+    refusals: int = 0
+    untyped: int = 0
     returns: int = 0
     last_event: str = ""
 
@@ -142,11 +144,13 @@ class Caller:
     def _refused(self, asked: Asked, response: httpx.Response, key: str) -> None:
         """A typed refusal is an end; but a caller with a key asks again when it may."""
         asked.code = _code(response)
-        asked.retry_after = "retry-after" in response.headers
-        if key and response.status_code in (429, 503):
-            asked.end = End.REFUSED
-            return
         asked.end = End.FAILED if response.status_code == 504 else End.REFUSED
+        if asked.end is End.REFUSED:
+            asked.refusals += 1
+            again = response.status_code in (429, 503)
+            asked.untyped += not (again and asked.code and "retry-after" in response.headers)
+            if key and again:
+                return
         raise Over
 
     async def _read(self, asked: Asked, response: httpx.Response, leave_after: int | None) -> None:

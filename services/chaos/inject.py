@@ -34,6 +34,7 @@ SERVERS: Final = {
     Kind.POSTGRES_RESTART: ("postgres", signal.SIGINT),
 }
 SLOW_S: Final = 0.03
+FULL_BYTES: Final = 1
 LOOK_S: Final = 0.5
 HEAL_S: Final = 300.0
 API_S: Final = 5.0
@@ -70,7 +71,6 @@ class Injector:
         self._due_s = _now_s() + self._next.after_s
         self._look_s = 0.0
         self._held: tuple[Fault, int, float] | None = None
-        self._queue_bytes = 0
 
     def turn(self) -> Record | None:
         """Undo what is over, do what is due. The fault that was done, if one was.
@@ -131,18 +131,17 @@ class Injector:
         elif fault.kind is Kind.NATS_SLOW:
             self._front.delay_s = SLOW_S
         else:
-            self._limit_queue(None)
+            self._limit_queue(FULL_BYTES)
         if fault.hold_s:
             self._held = (fault, pid, _now_s() + fault.hold_s)
         return Record(kind=fault.kind, name=name, at_ns=at_ns)
 
-    def _limit_queue(self, limit_bytes: int | None) -> None:
-        """Give the request stream another limit; None = what it holds now, so that it refuses the next request."""
+    def _limit_queue(self, limit_bytes: int) -> None:
+        """Give the request stream another limit. What it holds stays, as it refuses the new and not drops the old."""
 
         async def limit() -> None:
             told = await self._ask(f"$JS.API.STREAM.INFO.{REQUESTS.name}", {})
-            config = told["config"]
-            config["max_bytes"] = max(1, told["state"]["bytes"]) if limit_bytes is None else limit_bytes
+            config = told["config"] | {"max_bytes": limit_bytes}
             await self._ask(f"$JS.API.STREAM.UPDATE.{REQUESTS.name}", config)
 
         self._thread.run(limit())

@@ -148,8 +148,7 @@ def bars(verdict: Verdict, asked: Sequence[Asked], records: Sequence[Record], qu
     kinds = {record.kind for record in records}
     judged = [one for one in asked if one.way is not Way.DEADLINE]
     broken = sum(one.end is End.BROKEN for one in judged)
-    refused = [one for one in asked if one.end is End.REFUSED]
-    untyped = sum(not one.code or one.status not in (429, 503) or not one.retry_after for one in refused)
+    refused = sum(one.refusals for one in asked)
     failed = sum(one.end is End.FAILED for one in judged)
     told = [
         Bar.at_least("faults", len(records), 1, "faults"),
@@ -160,7 +159,7 @@ def bars(verdict: Verdict, asked: Sequence[Asked], records: Sequence[Record], qu
         Bar.zero("differing tokens", verdict.differing, "tokens"),
         Bar.zero("streams cut short with an end mark", verdict.cut_short, "streams"),
         Bar.zero("callers who gave up", sum(one.end is End.GAVE_UP for one in asked), "callers"),
-        Bar.zero("refusals without a code or Retry-After", untyped, "answers"),
+        Bar.zero("refusals without a code or Retry-After", sum(one.untyped for one in asked), "answers"),
         Bar.zero(
             "failures without a code", sum(one.end is End.FAILED and not one.code for one in asked), "answers"
         ),
@@ -177,7 +176,7 @@ def bars(verdict: Verdict, asked: Sequence[Asked], records: Sequence[Record], qu
     if not kinds & set(GATEWAYS):
         told.append(Bar.zero("broken connections", broken, "connections"))
     if kinds <= set(CLAIMS_LOST):
-        told.append(Bar.zero("failed or refused requests", failed + len(refused), "requests"))
+        told.append(Bar.zero("failed or refused requests", failed + refused, "requests"))
     return told
 
 
@@ -190,6 +189,7 @@ def results(
         "asked": len(asked),
         "journalled": verdict.requests,
         "outcomes": outcomes(asked),
+        "refusals": sum(one.refusals for one in asked),
         "returns": sum(one.returns for one in asked),
         "tokens_heard": sum(len(one.tokens) for one in asked),
         "takeover_s": takeover_figures(verdict.takeovers_s),

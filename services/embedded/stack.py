@@ -58,8 +58,10 @@ class Stack:
         hurry: Stop = never,
         sizes: Sizes = Sizes(),
         front: Callable[[str], str] | None = None,
+        worker: Callable[..., Command] | None = None,
     ) -> None:
-        """`front`: NATS is up at this URL, what shall the services be told instead (of a proxy before it). `report` gets progress lines; `stop` yes = give up starting; `hurry` yes = do not wait for drains.
+        """`front`: NATS is up at this URL, what shall the services be told instead (of a proxy before it). `worker`: what starts one
+        instead of `commands.worker`. `report` gets progress lines; `stop` yes = give up starting; `hurry` yes = do not wait for drains.
 
         A NATS or database URL that was set in the environment replaces the embedded server.
         """
@@ -70,6 +72,7 @@ class Stack:
         self._hurry = hurry
         self._sizes = sizes
         self._front = front
+        self._worker = worker
         self._folder = common.data_dir
         self._began_ns = SYSTEM.monotonic_ns()
         self._lock = FolderLock(self._folder)
@@ -200,7 +203,8 @@ class Stack:
         nats_url = self._nats_url if self._front is None else self._front(self._nats_url)
         for number in range(1, sizes.workers + 1):
             port = free_port()
-            self._launch(commands.worker(common, nats_url, port, number=number), port)
+            make = self._worker or commands.worker
+            self._launch(make(common, nats_url, port, number=number), port)
         for number in range(1, sizes.gateways + 1):
             port = (gateway_port if number == 1 else 0) or free_port()
             self._launch(commands.gateway(common, nats_url, port, number=number), port)

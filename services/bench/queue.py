@@ -1,0 +1,217 @@
+"""`bench queue`: what the gateway and the queue add, with an engine that is instant: real gateway, NATS, broker, worker.
+
+Three things are timed in turns, so that a busy machine is as busy for each: a bare NATS request and reply between two
+processes, a request through the whole line to its first token, and (if it is installed) the same through LiteLLM's proxy
+before an instant server. Then many callers at once: requests and frames a second of one gateway.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from services.bench.figures import quantiles
+from services.bench.queue_client import Connection, Timed
+from services.bench.queue_engine import DIGITS, stamp_us
+from services.bench.queue_peer import body as peer_body
+from services.bench.queue_peer import proxy
+from services.bench.queue_worker import ECHO, alphabet
+from services.chaos.scene import LoopThread
+from services.embedded import commands
+from services.embedded.config import EmbeddedSettings
+from services.embedded.process import Command
+from services.embedded.stack import Stack
+from shared.clock import SYSTEM
+from shared.config import POCKET, CommonSettings, load
+from shared.errors import BurstlineError
+from shared.evidence import Bar
+from shared.transport.base import Transport
+from shared.transport.nats import connect
+
+ROUNDS: Final = 200
+WARM_UP: Final = 20
+BURSTS: Final = 4
+CALLERS: Final = 16
+BUSY_S: Final = 8.0
+REPLY_S: Final = 10.0
+LIMIT_OVER_BARE: Final = 4.0
+MODEL: Final = "pocket"
+
+Results = dict[str, Any]
+
+
+def run_queue(*, litellm: Path | None, report: Callable[[str], None], rounds: int = ROUNDS) -> Results:
+    """All figures. `litellm`: a virtual environment that has it; None = not compared.
+
+    Raises:
+        BurstlineError: the line does not come up or does not answer.
+    """
+    with tempfile.TemporaryDirectory(prefix="burstline-bench-queue-") as root:
+        folder = Path(root)
+        folder.chmod(0o711)  # the database's own account walks through it
+        _settle_environment(folder / "data")
+        thread = LoopThread()
+        line = Stack(load(EmbeddedSettings), load(CommonSettings), report=report, worker=_worker)
+        try:
+            with line:
+                work = _measure(line, folder, litellm=litellm, rounds=rounds, report=report)
+                return thread.run(work)
+        finally:
+            thread.close()
+
+
+def bars(results: Results) -> list[Bar]:
+    """The promises. LiteLLM's only when it was measured."""
+    bare, first = results["bare_request_reply_ms"], results["first_token_ms"]
+    told = [
+        Bar.at_most(
+            "added to the first token, p50, over a bare request and reply",
+            round(first["p50"] / bare["p50"], 2),
+            LIMIT_OVER_BARE,
+            "times",
+        )
+    ]
+    peer = results["litellm"]
+    if "first_token_ms" in peer:
+        for name in ("p50", "p99"):
+            ratio = round(first[name] / peer["first_token_ms"][name], 3)
+            told.append(Bar.at_most(f"first token beside LiteLLM, {name}", ratio, 1.0, "times"))
+    return told
+
+
+def _settle_environment(data_dir: Path) -> None:
+    for name in [name for name in os.environ if name.startswith("BURSTLINE_")]:
+        del os.environ[name]
+    os.environ |= {
+        "OMP_NUM_THREADS": "1",
+        "BURSTLINE_DATA_DIR": str(data_dir),
+        "BURSTLINE_LOG_LEVEL": "warning",
+        "BURSTLINE_EMBEDDED_GATEWAY_PORT": "0",
+        "BURSTLINE_EMBEDDED_DURABLE": "false",
+        "BURSTLINE_WORKER_MAX_RUNNING": "64",
+    }
+
+
+def _worker(common: CommonSettings, nats_url: str, health_port: int, *, number: int = 1) -> Command:
+    """The worker whose engine is instant."""
+    command = commands.worker(common, nats_url, health_port, number=number)
+    module = (sys.executable, "-P", "-m", "services.bench.queue_worker", "--supervised-by", command.marker)
+    return replace(command, arguments=module)
+
+
+def _body(bursts: int) -> dict[str, Any]:
+    return {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": "Hi"}],
+        "max_tokens": bursts * DIGITS,
+        "ignore_eos": True,
+        "return_token_ids": True,
+        "stream": True,
+        "temperature": 0,
+    }
+
+
+async def _measure(
+    line: Stack, folder: Path, *, litellm: Path | None, rounds: int, report: Callable[[str], None]
+) -> Results:
+    async with AsyncExitStack() as stack:
+        transport = await connect(line.nats_url, name="bench-queue")
+        stack.push_async_callback(transport.close)
+        ours = await stack.enter_async_context(Connection(line.gateway_url, line.key))
+        peer, why = await _peer(stack, litellm, folder, report)
+        report("one request at a time")
+        bare, first, bursts, theirs = await _in_turns(transport, ours, peer, rounds)
+        report(f"{CALLERS} callers at once")
+        busy = await _busy(line)
+        return {
+            "rounds": rounds,
+            "bare_request_reply_ms": quantiles(bare),
+            "first_token_ms": quantiles(first),
+            "burst_ms": quantiles(bursts),
+            "one_gateway": busy,
+            "litellm": {"first_token_ms": quantiles(theirs)} if theirs else {"not_measured": why},
+        }
+
+
+async def _peer(
+    stack: AsyncExitStack, environment: Path | None, folder: Path, report: Callable[[str], None]
+) -> tuple[Connection | None, str]:
+    """A connection to LiteLLM's proxy, or why there is none."""
+    if environment is None:
+        return None, "no virtual environment with litellm[proxy] was named (--litellm)"
+    report("LiteLLM's proxy starts")
+    try:
+        url = await stack.enter_async_context(proxy(environment, folder))
+    except (BurstlineError, TimeoutError, OSError) as error:
+        return None, f"its proxy did not come up: {error or type(error).__name__}"
+    return await stack.enter_async_context(Connection(url, "none")), ""
+
+
+async def _in_turns(
+    transport: Transport, ours: Connection, peer: Connection | None, rounds: int
+) -> tuple[list[float], list[float], list[float], list[float]]:
+    """Milliseconds: bare request and reply, first token, emission to event of each burst, LiteLLM's first token."""
+    bare: list[float] = []
+    first: list[float] = []
+    bursts: list[float] = []
+    theirs: list[float] = []
+    digits = {token: place for place, token in enumerate(alphabet(POCKET))}
+    for place in range(rounds + WARM_UP):
+        began = SYSTEM.monotonic_ns()
+        await transport.request(ECHO, b"x" * 64, timeout=REPLY_S)
+        bare.append((SYSTEM.monotonic_ns() - began) / 1e6)
+        timed = await ours.stream(_body(BURSTS))
+        first.append(timed.first_text_ms())
+        bursts += _burst_ms(timed, digits)
+        if peer is not None:
+            theirs.append((await peer.stream(peer_body(BURSTS))).first_text_ms())
+        if place == WARM_UP - 1:
+            for values in (bare, first, bursts, theirs):
+                values.clear()
+    return bare, first, bursts, theirs
+
+
+def _burst_ms(timed: Timed, digits: dict[int, int]) -> list[float]:
+    """From each burst's making to the event that completes it."""
+    values: list[int] = []
+    found = []
+    for at_ns, told in timed.events:
+        for choice in told.get("choices", ()):
+            values += [digits[token] for token in choice.get("token_ids") or ()]
+        while len(values) >= DIGITS:
+            made_us = stamp_us(values[:DIGITS])
+            del values[:DIGITS]
+            found.append(((at_ns // 1000) % (1 << (4 * DIGITS)) - made_us) / 1e3)
+    return found
+
+
+async def _busy(line: Stack) -> dict[str, float]:
+    """Requests and bursts a second of one gateway, `CALLERS` at once."""
+    until_ns = SYSTEM.monotonic_ns() + int(BUSY_S * 1e9)
+
+    async def caller() -> tuple[int, int]:
+        requests = events = 0
+        async with Connection(line.gateway_url, line.key) as connection:
+            while SYSTEM.monotonic_ns() < until_ns:
+                timed = await connection.stream(_body(BURSTS))
+                requests += 1
+                events += sum(
+                    len(c.get("token_ids") or ()) for _, e in timed.events for c in e.get("choices", ())
+                )
+        return requests, events
+
+    began = SYSTEM.monotonic_ns()
+    done = await asyncio.gather(*(caller() for _ in range(CALLERS)))
+    seconds = (SYSTEM.monotonic_ns() - began) / 1e9
+    return {
+        "callers": CALLERS,
+        "requests_per_second": round(sum(one for one, _ in done) / seconds, 1),
+        "bursts_per_second": round(sum(tokens for _, tokens in done) / DIGITS / seconds, 1),
+    }
