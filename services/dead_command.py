@@ -88,7 +88,7 @@ async def _connected(work: Callable[[Transport], Awaitable[T]]) -> T:
     common = load(CommonSettings)
     transport = await connect(_url(common), name="burstline-dead", access=Access.of(common))
     try:
-        for spec in (subjects.REQUESTS, subjects.JOURNAL, subjects.DEAD):
+        for spec in subjects.STREAMS:
             await transport.ensure_stream(spec)
         return await work(transport)
     finally:

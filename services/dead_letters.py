@@ -18,37 +18,55 @@ import msgspec
 from shared.clock import Clock
 from shared.errors import Conflict, NotFound, ProtocolError
 from shared.protocol import codec, subjects
-from shared.protocol.messages import GenerateRequest, Terminal, unpack_tokens
+from shared.protocol.messages import ClaimCheck, GenerateRequest, Terminal, unpack_tokens
+from shared.transport import bodies
 from shared.transport.base import Received, Transport
 
 REASON: Final = subjects.DEAD_REASON
 _PAGE: Final = 64
+_APPEND_S: Final = 5.0
 _ALL: Final = subjects.DEAD.subjects[0]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Letter:
-    """A dead letter. `request` is None for one that cannot be read."""
+    """A dead letter. `request` is None for one that cannot be read, and has no prompt where there is a `check` for it."""
 
     place: int
     reason: str
     size: int
     stored: Received
     request: GenerateRequest | None
+    check: ClaimCheck | None
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Of a request that can be read."""
+        size = (
+            self.check.prompt_bytes
+            if self.check is not None
+            else len(self.request.prompt)
+            if self.request
+            else 0
+        )
+        return size // 4
 
     @classmethod
     def of(cls, stored: Received) -> Letter:
         """From what the stream holds."""
         try:
-            request = codec.decode_as(GenerateRequest, stored.data)
+            work = codec.decode(stored.data)
         except ProtocolError:
-            request = None
+            work = None
+        check = work if isinstance(work, ClaimCheck) else None
+        request = check.request if check is not None else work if isinstance(work, GenerateRequest) else None
         return cls(
             place=stored.sequence,
             reason=stored.headers.get(REASON, "unknown"),
             size=len(stored.data),
             stored=stored,
             request=request,
+            check=check,
         )
 
 
@@ -79,23 +97,27 @@ async def requeue(transport: Transport, clock: Clock, place: int, *, deadline_s:
     """Enqueue a letter's request as a new one, then delete the letter. The new request's id.
 
     Raises:
-        NotFound: there is no such letter.
+        NotFound: there is no such letter, or its prompt is gone.
         Conflict: it cannot be read, so nothing can be made of it.
         Overloaded, Unavailable: it is not, or may not be, on the queue; the letter is still there.
     """
     found = await letter(transport, place)
     if found.request is None:
         raise Conflict(f"dead letter {place} is not a request that this release can read")
+    whole = found.request if found.check is None else await bodies.redeem(transport, found.check)
     now = clock.wall_ns()
     request_id = again(found.request.request_id, place)
     request = msgspec.structs.replace(
-        found.request, request_id=request_id, created_ns=now, deadline_ns=now + int(deadline_s * 1e9)
+        whole, request_id=request_id, created_ns=now, deadline_ns=now + int(deadline_s * 1e9)
     )
     subject = subjects.request_shared(request.namespace.fingerprint, request.priority, request.tenant)
     headers = {name: value for name, value in found.stored.headers.items() if name != REASON}
     headers["burstline-deadline-ns"] = str(request.deadline_ns)
     if not await _known(transport, request_id):
-        await transport.append(subject, codec.encode(request), message_id=request_id, headers=headers)
+        data = await bodies.pack(
+            transport, request, headers, most_bytes=len(request.prompt), timeout=_APPEND_S
+        )
+        await transport.append(subject, data, message_id=request_id, headers=headers)
     await drop(transport, place)
     return request_id
 
@@ -129,8 +151,8 @@ def row(one: Letter) -> tuple[object, ...]:
     if request is None:
         return (one.place, one.reason, "-", "-", "-", "-", one.size)
     created = datetime.fromtimestamp(request.created_ns / 1e9, UTC)
-    tokens = len(request.prompt) // 4
-    return (one.place, one.reason, request.request_id, request.tenant, request.model, created, tokens)
+    who = (request.request_id, request.tenant, request.model)
+    return (one.place, one.reason, *who, created, one.prompt_tokens)
 
 
 ROW: Final = ("place", "reason", "request", "tenant", "model", "created", "prompt tokens")
@@ -142,7 +164,7 @@ def fields(one: Letter, *, tokens: bool) -> Sequence[tuple[str, object]]:
     head = [("place", one.place), ("reason", one.reason), ("bytes", one.size)]
     if request is None:
         return head
-    told: list[tuple[str, object]] = [*head, ("prompt tokens", len(request.prompt) // 4)]
+    told: list[tuple[str, object]] = [*head, ("prompt tokens", one.prompt_tokens)]
     for name, value in msgspec.structs.asdict(request).items():
         if name != "prompt":
             told.append((name, msgspec.json.encode(value).decode()))

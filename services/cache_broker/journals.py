@@ -1,7 +1,7 @@
 """Journals of requests that ended: kept for a grace time, then cut to their terminal.
 
 The stream refuses when it is full, so what nobody reads any more must go. The terminal stays, by the stream's own age: a
-work item that is delivered again finds that the request has ended. Cancellations of ended requests go altogether.
+work item that is delivered again finds that the request has ended. Cancellations of ended requests go altogether, and prompts that lie in chunks.
 
 What a broker still remembered when it died is not cut; those journals go by age.
 """
@@ -20,6 +20,7 @@ from shared.errors import BurstlineError
 from shared.outage import Outage
 from shared.protocol import subjects
 from shared.protocol.messages import Terminal
+from shared.transport import bodies
 from shared.transport.base import Transport
 
 TICK_S: Final = 2.0
@@ -38,7 +39,8 @@ class Journals:
         self._transport = transport
         self._clock = clock
         self._grace_ns = int(grace_s * 1e9)
-        self._ended: deque[tuple[int, str, bool]] = deque(maxlen=MOST)  # due, request, was it cancelled
+        self._ended: deque[tuple[int, str, bool, bool]] = deque(maxlen=MOST)
+        """Due, request, was it cancelled, may its prompt lie in chunks."""
         self._cut = Counter(
             "burstline_broker_journals_cut",
             "Journals cut to their terminal after the grace",
@@ -48,7 +50,8 @@ class Journals:
     def ended(self, terminal: Terminal) -> None:
         """The journal of a request has its terminal."""
         due = self._clock.monotonic_ns() + self._grace_ns
-        self._ended.append((due, terminal.request_id, terminal.cancel_reason is not None))
+        body = terminal.failure is None and bodies.may_be_checked(terminal.prompt_tokens)
+        self._ended.append((due, terminal.request_id, terminal.cancel_reason is not None, body))
 
     async def run(self) -> None:
         """Until cancelled; an outage of the queue is waited out."""
@@ -66,10 +69,12 @@ class Journals:
         count = 0
         while self._ended and self._ended[0][0] <= self._clock.monotonic_ns():
             entry = self._ended[0]
-            _, request, cancelled = entry
+            _, request, cancelled, body = entry
             await self._transport.purge(subjects.JOURNAL.name, subjects.tokens(request), keep=1)
             if cancelled:
                 await self._transport.purge(subjects.CANCELS.name, subjects.cancel(request))
+            if body:
+                await bodies.forget(self._transport, request)
             if self._ended and self._ended[0] is entry:  # a full memory may have dropped it meanwhile
                 self._ended.popleft()
             count += 1

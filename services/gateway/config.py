@@ -75,6 +75,8 @@ class GatewaySettings(Settings):
     max_in_flight: int = Field(default=1024, ge=1)
     max_in_flight_per_tenant: int = Field(default=512, ge=1)
     """Of one tenant, whatever it is allowed by itself: no tenant takes all of a gateway."""
+    max_prompt_bytes: int = Field(default=8 << 20, ge=4096)
+    """Of a prompt's packed ids, 4 bytes a token. What is too large for one message goes by claim check."""
     max_queued_per_model: int = Field(default=4096, ge=1)
     """Requests of a model in the queue, claimed ones included, at all gateways."""
     max_queued_per_tenant: int = Field(default=1024, ge=1)
@@ -119,6 +121,6 @@ class GatewaySettings(Settings):
             "max_body_bytes", "body_timeout_s", "max_nesting", "max_containers", "max_keys", "max_messages", "max_tools",
             "max_choices", "max_prompts", "max_logprobs", "max_stop", "max_stop_characters", "max_stop_ids", "max_logit_bias", "max_allowed_ids",
             "max_speculation", "default_max_tokens", "keep_alive_s", "request_deadline_s", "queue_deadline_s", "linger_s",
-            "max_in_flight", "max_in_flight_per_tenant", "max_queued_per_model", "max_queued_per_tenant",
+            "max_prompt_bytes", "max_in_flight", "max_in_flight_per_tenant", "max_queued_per_model", "max_queued_per_tenant",
         )  # fmt: skip
         return {name: getattr(self, name) for name in names}

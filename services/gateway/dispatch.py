@@ -28,6 +28,7 @@ from shared.errors import BurstlineError, Unavailable
 from shared.protocol import codec, subjects
 from shared.protocol.messages import CancelRequest, GenerateRequest
 from shared.telemetry import Parent, Telemetry
+from shared.transport import bodies
 from shared.transport.base import Transport
 
 _log = logging.getLogger(__name__)
@@ -116,9 +117,16 @@ class Dispatcher:
 
     async def enqueue(self, request: GenerateRequest, subject: str, headers: dict[str, str]) -> None:
         """Append a request, once: the server drops a repetition by its id."""
+        data = await bodies.pack(
+            self._transport,
+            request,
+            headers,
+            most_bytes=self.settings.max_prompt_bytes,
+            timeout=self.settings.broker_timeout_s,
+        )
         await self._transport.append(
             subject,
-            codec.encode(request),
+            data,
             message_id=request.request_id,
             headers=headers,
             timeout=self.settings.broker_timeout_s,

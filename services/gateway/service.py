@@ -28,7 +28,7 @@ from shared.errors import BurstlineError, NotFound, PermissionRefused, Unavailab
 from shared.health import Check
 from shared.lifecycle import Supervisor
 from shared.protocol.messages import Authenticate, Identity
-from shared.protocol.subjects import CANCELS, JOURNAL, REQUESTS
+from shared.protocol.subjects import BODIES, CANCELS, JOURNAL, REQUESTS
 from shared.telemetry import Telemetry
 from shared.transport.base import Transport
 
@@ -84,7 +84,7 @@ class Gateway:
         Raises:
             TaskDied: the listening ended by itself; the process should end.
         """
-        for spec in (REQUESTS, JOURNAL, CANCELS):
+        for spec in (REQUESTS, JOURNAL, CANCELS, BODIES):
             await self.transport.ensure_stream(spec)
         listening = asyncio.Event()
         try:

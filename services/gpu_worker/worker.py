@@ -22,7 +22,7 @@ from services.gpu_worker.item import WorkItem
 from services.gpu_worker.publish import Publisher
 from services.gpu_worker.pull import Puller, Room
 from services.gpu_worker.pulse import Pulse
-from shared.errors import BurstlineError, ProtocolError
+from shared.errors import BurstlineError, NotFound, ProtocolError
 from shared.lifecycle import Drain, Supervisor
 from shared.outage import Outage
 from shared.protocol import codec, subjects
@@ -30,8 +30,11 @@ from shared.protocol.messages import (
     AuditCall,
     AuditReply,
     CancelRequest,
+    ClaimCheck,
     GenerateRequest,
+    Message,
 )
+from shared.transport import bodies
 from shared.transport.base import Delivery, PullConsumer, Received, Subscription
 
 log = logging.getLogger(__name__)
@@ -149,7 +152,8 @@ class Worker:
     def begin(self, delivery: Delivery) -> None:
         """Start the attempt of a delivery, which holds a place in the room."""
         try:
-            request = codec.decode_as(GenerateRequest, delivery.message.data)
+            work = codec.decode(delivery.message.data)
+            request = _request_of(work)
             subjects.tokens(request.request_id)  # an id that is no subject token could reach other subjects
         except ProtocolError as error:
             log.warning("a work item cannot be read and is kept as a dead letter: %s", error.code)
@@ -159,7 +163,13 @@ class Worker:
         if active is not None:
             active.adopt(delivery)
             self.room.give_back()
-            return
+        elif isinstance(work, ClaimCheck):
+            self._spawn(self._redeemed(work, delivery), None)
+        else:
+            attempt = self._attempt(request, delivery)
+            self._spawn(attempt.run(), attempt)
+
+    def _attempt(self, request: GenerateRequest, delivery: Delivery) -> Attempt:
         attempt = Attempt(
             self._core,
             self.publisher,
@@ -170,7 +180,24 @@ class Worker:
         )
         self._attempts[request.request_id] = attempt
         self._by_engine_id[attempt.engine_id] = attempt
-        self._spawn(attempt.run(), attempt)
+        return attempt
+
+    async def _redeemed(self, check: ClaimCheck, delivery: Delivery) -> str:
+        """The attempt at a request whose prompt has to be fetched. One whose prompt is gone has ended, or is refused."""
+        try:
+            request = await bodies.redeem(self._core.transport, check)
+        except NotFound as error:
+            log.warning("request %s: %s", check.request.request_id, error.message)
+            request = check.request
+        except BurstlineError as error:
+            log.warning("request %s is left to another attempt (%s)", check.request.request_id, error.code)
+            self._core.metrics.requests.labels("abandoned").inc()
+            return "abandoned"
+        attempt = self._attempt(request, delivery)
+        task = asyncio.current_task()
+        if task is not None:
+            self._tasks[task] = attempt
+        return await attempt.run()
 
     def _spawn(self, work: Coroutine[Any, Any, str], attempt: Attempt | None) -> None:
         task = asyncio.create_task(work)
@@ -272,3 +299,14 @@ class Worker:
             self._outage.failed(fault)
         elif self._attempts:
             self._outage.worked()
+
+
+def _request_of(work: Message) -> GenerateRequest:
+    """The request of a work item, perhaps without its prompt. Raises ProtocolError for another message."""
+    match work:
+        case GenerateRequest():
+            return work
+        case ClaimCheck():
+            return work.request
+        case _:
+            raise ProtocolError(f"a {type(work).__name__} is no work")

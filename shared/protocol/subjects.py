@@ -5,6 +5,7 @@
     bell.<fingerprint>.…                  "something came on req.<fingerprint>.…", without it (core NATS, by the server)
     tok.<request>                         the journal of a request: started, frames, one terminal
     cxl.<request>                         its cancellation, if any
+    body.<request>                        its prompt in chunks, if it is too large for one message
     dead.<fingerprint>                    requests that killed their workers
     hb.<worker>                           heartbeats (core NATS, not kept)
     brk.v1.<operation>                    broker calls (core request/reply, queue group `broker`)
@@ -87,6 +88,11 @@ def tokens(request: str) -> str:
 def cancel(request: str) -> str:
     """The cancellation of a request."""
     return f"cxl.{_token(request, 'request id')}"
+
+
+def body(request: str) -> str:
+    """The prompt of a request that is too large for one message."""
+    return f"body.{_token(request, 'request id')}"
 
 
 def dead(fingerprint: str) -> str:
@@ -189,7 +195,17 @@ DEAD: Final = StreamSpec(
     max_msgs_per_subject=-1,
     duplicate_window_s=120,
 )
-STREAMS: Final = (REQUESTS, JOURNAL, CANCELS, DEAD)
+BODIES: Final = StreamSpec(
+    name="BURSTLINE_BODIES",
+    subjects=("body.*",),
+    work_queue=False,
+    max_bytes=512 << 20,
+    max_age_s=24 * 3600,
+    max_msg_bytes=1 << 20,
+    max_msgs_per_subject=-1,
+    duplicate_window_s=120,
+)
+STREAMS: Final = (REQUESTS, JOURNAL, CANCELS, DEAD, BODIES)
 
 
 @dataclass(frozen=True, kw_only=True)

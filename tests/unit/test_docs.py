@@ -46,7 +46,7 @@ def test_r_protocol_every_message_is_in_the_table() -> None:
 def test_r_protocol_every_subject_is_in_the_table() -> None:
     head = (subjects.__doc__ or "").split("\n\n")[1]
     listed = [line.split()[0] for line in head.splitlines()]
-    assert len(listed) == 10
+    assert len(listed) == 11
     assert [name for name in listed if f"`{name}`" not in PROTOCOL] == []
 
 

@@ -65,6 +65,7 @@ from shared.protocol.messages.keyed import (
 from shared.protocol.messages.requests import (
     CachePlan,
     CancelRequest,
+    ClaimCheck,
     GenerateRequest,
     NamespaceParts,
     Priority,
@@ -90,6 +91,7 @@ __all__ = [
     "CachePlan",
     "CancelRequest",
     "ChoiceEnd",
+    "ClaimCheck",
     "Commit",
     "Done",
     "EntryRef",

@@ -82,6 +82,15 @@ class GenerateRequest(Message, frozen=True, kw_only=True):
         return max(0, len(self.prompt) // 4 - 1) if self.prompt_logprobs is not None else 0
 
 
+class ClaimCheck(Message, frozen=True, kw_only=True):
+    """In place of a request that is too large for one message: the request without its prompt, which lies in chunks on
+    `body.<request>` (shared/transport/bodies.py)."""
+
+    request: GenerateRequest  # its prompt is empty
+    prompt_bytes: int
+    prompt_digest: bytes  # SHA-256 of the packed prompt
+
+
 class CancelRequest(Message, frozen=True, kw_only=True):
     """On `cxl.<request>`: journalled and read live. `offset` = completion tokens of choice 0 that the reader kept."""
 

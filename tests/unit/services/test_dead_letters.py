@@ -8,7 +8,8 @@ from services import dead_letters
 from shared.clock import ManualClock
 from shared.errors import Conflict, NotFound
 from shared.protocol import codec, subjects
-from shared.protocol.messages import GenerateRequest
+from shared.protocol.messages import ClaimCheck, GenerateRequest
+from shared.transport import bodies
 from shared.transport.memory import MemoryServer, MemoryTransport
 from tests.unit.services.gpu_worker.rig import make_request, world
 from tests.unit.services.gpu_worker.scripted import FINGERPRINT
@@ -71,6 +72,22 @@ async def test_what_cannot_be_read_is_not_requeued_and_can_be_dropped() -> None:
     assert await dead_letters.letters(transport, limit=10) == []
     with pytest.raises(NotFound):
         await dead_letters.drop(transport, place)
+
+
+async def test_a_letter_by_claim_check_is_requeued_with_its_prompt() -> None:
+    transport = MemoryServer(max_payload_bytes=8000).transport()
+    for spec in subjects.STREAMS:
+        await transport.ensure_stream(spec)
+    request = make_request("big", prompt=b"abcd" * 4000)
+    place = await _bury(transport, await bodies.pack(transport, request, {}, most_bytes=1 << 20, timeout=5))
+    assert dead_letters.row(await dead_letters.letter(transport, place))[-1] == 4000
+    made = await dead_letters.requeue(transport, ManualClock(), place, deadline_s=60)
+    work = await transport.take(
+        subjects.work_consumer(subjects.request_shared(FINGERPRINT, "normal", "t"), ack_wait_s=15)
+    )
+    assert work is not None
+    again = await bodies.redeem(transport, codec.decode_as(ClaimCheck, work.message.data))
+    assert (again.request_id, again.prompt) == (made, request.prompt)
 
 
 def test_ids_of_later_lives_stay_subject_tokens() -> None:

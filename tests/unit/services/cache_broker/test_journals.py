@@ -101,3 +101,18 @@ async def test_an_outage_forgets_nothing() -> None:
     here.transport.server.online = True
     assert await here.journals.cut() == 2
     assert await here.held("r1", "r2") == {"r1": (1, True), "r2": (1, True)}
+
+
+async def test_a_prompt_that_lies_in_chunks_goes_with_the_journal_unless_the_request_failed() -> None:
+    here = Here()
+    await here.transport.ensure_stream(subjects.JOURNAL)
+    await here.transport.ensure_stream(subjects.BODIES)
+    sample = _terminal("", None)
+    for name, failure in (("good", None), ("bad", sample.failure)):
+        await here.transport.append(subjects.body(name), b"chunk")
+        ended = msgspec.structs.replace(sample, request_id=name, failure=failure, prompt_tokens=500_000)
+        here.journals.ended(ended)
+    assert sample.failure is not None
+    here.clock.advance(GRACE_S + 1)
+    assert await here.journals.cut() == 2
+    assert await here.transport.waiting(subjects.BODIES.name, "body.*") == {subjects.body("bad"): 1}

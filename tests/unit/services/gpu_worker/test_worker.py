@@ -7,9 +7,20 @@ import pytest
 
 from shared.errors import ContextLengthExceeded
 from shared.protocol import codec, subjects
-from shared.protocol.messages import CachePlan, Frame, Release, Speculation, Started, Terminal, unpack_tokens
+from shared.protocol.messages import (
+    CachePlan,
+    ClaimCheck,
+    Frame,
+    Release,
+    Speculation,
+    Started,
+    Terminal,
+    pack_tokens,
+    unpack_tokens,
+)
+from shared.transport import bodies
 from tests.unit.services.gpu_worker.rig import PROMPT, SEED, make_request, until, world
-from tests.unit.services.gpu_worker.scripted import stream, token_at
+from tests.unit.services.gpu_worker.scripted import FINGERPRINT, stream, token_at
 
 
 async def test_a_request_is_streamed_ended_and_acknowledged() -> None:
@@ -234,3 +245,32 @@ async def test_the_acknowledgement_comes_after_the_journalled_terminal(
         await here.terminal()
         await until(lambda: here.waiting_items() == 0)
         assert seen == [True]
+
+
+async def test_fr_104_a_request_by_claim_check_is_answered_as_one_that_came_whole() -> None:
+    async with world() as here:
+        here.server.max_payload_bytes = 8000
+        prompt = tuple(range(100, 3100))
+        whole = make_request(clock=here.clock, prompt=pack_tokens(prompt))
+        await here.worker()
+        subject = subjects.request_shared(FINGERPRINT, "normal", "t")
+        data = await bodies.pack(here.transport, whole, {}, most_bytes=1 << 20, timeout=5)
+        assert isinstance(codec.decode(data), ClaimCheck)
+        await here.transport.append(subject, data)
+        terminal = await here.terminal()
+        assert terminal.prompt_tokens == 3000
+        assert await here.tokens() == (stream(prompt, SEED, 20),)
+        await until(lambda: here.waiting_items() == 0)
+
+
+async def test_a_request_whose_prompt_is_gone_is_refused_once_and_not_tried_for_ever() -> None:
+    async with world() as here:
+        here.server.max_payload_bytes = 8000
+        request = make_request(clock=here.clock, prompt=pack_tokens(tuple(range(3000))))
+        data = await bodies.pack(here.transport, request, {}, most_bytes=1 << 20, timeout=5)
+        await bodies.forget(here.transport, "r1")
+        await here.transport.append(subjects.request_shared(FINGERPRINT, "normal", "t"), data)
+        await here.worker()
+        terminal = await here.terminal()
+        assert terminal.failure is not None
+        await until(lambda: here.waiting_items() == 0)
