@@ -38,6 +38,8 @@ def redact(text: str) -> str:
 
 
 class _TraceFilter(logging.Filter):
+    """Gives each record the trace that it was logged in."""
+
     def filter(self, record: logging.LogRecord) -> bool:
         if not getattr(record, "trace_id", ""):
             record.trace_id = _trace.get()
@@ -45,6 +47,8 @@ class _TraceFilter(logging.Filter):
 
 
 class _TextFormatter(logging.Formatter):
+    """One line a record, for people."""
+
     def __init__(self, service: str) -> None:
         super().__init__(f"%(asctime)s %(levelname)-7s {service} %(name)s: %(message)s")
 
@@ -55,6 +59,8 @@ class _TextFormatter(logging.Formatter):
 
 
 class _JsonFormatter(logging.Formatter):
+    """One JSON object a record."""
+
     def __init__(self, service: str) -> None:
         super().__init__()
         self._service = service

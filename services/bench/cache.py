@@ -1,8 +1,7 @@
 """`burstline bench cache`: what the prefix cache saves agents, against other ways to cache, and what it costs.
 
-The engine serves the trace prompt by prompt, with and without speculation, and with a
-small device pool over a host tier; the other caches are replayed on the same trace (`replay`), ours too, which must agree
-with the engine token by token.
+The engine serves the trace prompt by prompt, with and without speculation, and with a small device pool over a host tier;
+the other caches are replayed on the same trace (`replay`), ours too, which must agree with the engine token by token.
 """
 
 from __future__ import annotations
@@ -125,22 +124,10 @@ def run_cache(
     report(f"{len(asks)} prompts")
     prices, needs = Prices.of(model.dims), reusable(asks)
     tier = prices.size(*ROOMY)
-    arms: dict[str, Played] = {}
-    for name, k, pools, host in (
-        ("engine, no speculation", 0, ROOMY, 0),
-        (f"engine, speculation K={SPECULATION_K}", SPECULATION_K, ROOMY, 0),
-        ("engine, small device and host tier", SPECULATION_K, TIGHT, tier),
-    ):
-        arms[name] = serve(model, asks, k=k, pools=pools, host_bytes=host)
-        report(name)
+    arms = _arms(model, asks, tier, report)
     plain, spec, tiered = arms.values()
     attention = AttentionOnly(ROOMY[0])
-    replayed = {
-        "no cache": play(asks, NoCache()),
-        "attention-only LRU": play(asks, attention),
-        "prompt-end checkpoints": play(asks, PromptEnds(pools=ROOMY, prices=prices)),
-        "ours": play(asks, Hybrid(pools=ROOMY, prices=prices)),
-    }
+    replayed = _replays(asks, attention, prices)
     policies = {
         name: play(asks, Hybrid(pools=TIGHT, prices=prices, policy=policy))
         for name, policy in POLICIES.items()
@@ -176,6 +163,31 @@ def run_cache(
             "hits_by_speculation": _unequal(plain.served, spec.served),
             "hits_engine_against_replay": _unequal(plain.served, replayed["ours"]),
         },
+    }
+
+
+def _arms(
+    model: LoadedModel, asks: Sequence[Ask], tier: int, report: Callable[[str], None]
+) -> dict[str, Played]:
+    """The trace through the engine: plain, speculating, and that in small pools over a host tier of `tier` bytes."""
+    arms: dict[str, Played] = {}
+    for name, k, pools, host in (
+        ("engine, no speculation", 0, ROOMY, 0),
+        (f"engine, speculation K={SPECULATION_K}", SPECULATION_K, ROOMY, 0),
+        ("engine, small device and host tier", SPECULATION_K, TIGHT, tier),
+    ):
+        arms[name] = serve(model, asks, k=k, pools=pools, host_bytes=host)
+        report(name)
+    return arms
+
+
+def _replays(asks: Sequence[Ask], attention: AttentionOnly, prices: Prices) -> dict[str, list[int]]:
+    """The trace against caches alone: cached tokens of each prompt."""
+    return {
+        "no cache": play(asks, NoCache()),
+        "attention-only LRU": play(asks, attention),
+        "prompt-end checkpoints": play(asks, PromptEnds(pools=ROOMY, prices=prices)),
+        "ours": play(asks, Hybrid(pools=ROOMY, prices=prices)),
     }
 
 

@@ -26,6 +26,8 @@ _HEADER: Final = re.compile(r"^[Bb]earer ([\x21-\x7e]{1,256})$")
 
 @dataclass(frozen=True, kw_only=True)
 class _Known:
+    """What a key stood for when the broker was asked; no identity = it is no key."""
+
     identity: Identity | None
     until_ns: int
 

@@ -15,6 +15,8 @@ from services.gateway.vocabulary import Vocabulary
 
 @dataclass(kw_only=True)
 class _Gathered:
+    """What one choice has said so far, for an answer told whole."""
+
     content: str = ""
     reasoning: str = ""
     calls: list[dict[str, Any]] = field(default_factory=list)

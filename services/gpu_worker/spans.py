@@ -13,46 +13,15 @@ def record(telemetry: Telemetry, parent: Parent, event: Event) -> None:
         case Admitted():
             _admitted(telemetry, parent, event)
         case Primed():
-            telemetry.record(
-                "engine.prime",
-                parent,
-                event.start_ns,
-                event.end_ns,
-                {
-                    "burstline.choice": event.choice,
-                    "burstline.tokens": event.tokens,
-                    "burstline.chunks": event.chunks,
-                },
-            )
+            telemetry.record("engine.prime", parent, event.start_ns, event.end_ns, _primed(event))
         case Burst():
             telemetry.record("engine.burst", parent, event.start_ns, event.end_ns, _burst(event))
         case Captured():
-            telemetry.record(
-                "cache.capture",
-                parent,
-                event.end_ns,
-                event.end_ns,
-                {
-                    "burstline.position": event.position,
-                    "burstline.state_bytes": event.state_bytes,
-                    "burstline.kv_bytes": event.kv_bytes,
-                },
-            )
+            telemetry.record("cache.capture", parent, event.end_ns, event.end_ns, _captured(event))
         case DrafterOff():
             telemetry.record("engine.drafter_off", parent, event.end_ns, event.end_ns, _drafter_off(event))
         case Parked():
-            telemetry.record(
-                "engine.parked",
-                parent,
-                event.end_ns,
-                event.end_ns,
-                {
-                    "burstline.choice": event.choice,
-                    "burstline.retries": event.retries,
-                    "burstline.preempted": event.preempted,
-                    "burstline.tokens": event.emitted,
-                },
-            )
+            telemetry.record("engine.parked", parent, event.end_ns, event.end_ns, _parked(event))
         case _:
             pass
 
@@ -78,6 +47,31 @@ def _admitted(telemetry: Telemetry, parent: Parent, event: Admitted) -> None:
                 "burstline.reuse": event.reuse,
             },
         )
+
+
+def _primed(event: Primed) -> dict[str, int]:
+    return {
+        "burstline.choice": event.choice,
+        "burstline.tokens": event.tokens,
+        "burstline.chunks": event.chunks,
+    }
+
+
+def _captured(event: Captured) -> dict[str, int]:
+    return {
+        "burstline.position": event.position,
+        "burstline.state_bytes": event.state_bytes,
+        "burstline.kv_bytes": event.kv_bytes,
+    }
+
+
+def _parked(event: Parked) -> dict[str, int]:
+    return {
+        "burstline.choice": event.choice,
+        "burstline.retries": event.retries,
+        "burstline.preempted": event.preempted,
+        "burstline.tokens": event.emitted,
+    }
 
 
 def _burst(event: Burst) -> dict[str, int]:

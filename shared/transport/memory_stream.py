@@ -25,6 +25,8 @@ _POLL_S: Final = 0.02  # how soon a waiting fetch notices that a clock, perhaps 
 
 @dataclass(frozen=True, kw_only=True)
 class _Kept:
+    """A stored message."""
+
     message: Received
     at_ns: int
     size: int
@@ -181,6 +183,8 @@ class MemoryStream:
 
 @dataclass
 class _Pending:
+    """A message that was delivered and not acknowledged."""
+
     count: int
     due_ns: int  # when it may be taken again
 

@@ -1,4 +1,4 @@
-"""Launches kept as CUDA graphs, one a size: captured at start or on first use, forgotten when a capture fails.
+"""Launches kept as CUDA graphs, one a size: captured at start or on first use. One that cannot be captured runs without.
 
 A capture runs on padding alone (the inputs hold only scratch sequences then), so it moves no sequence. All graphs share
 one memory pool and run on one stream, one at a time.
@@ -23,6 +23,8 @@ Size = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
+    """A captured launch, and where its result lies."""
+
     graph: torch.cuda.CUDAGraph
     output: Tensor
 

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from services.gpu_worker.engine.config import FULL, SLIDING
 from services.gpu_worker.engine.models.dense_config import read_dense
@@ -17,6 +16,7 @@ from services.gpu_worker.engine.models.loader import load_model
 from services.gpu_worker.engine.models.random_dense import WINDOW, dense_hf_config, write_random_dense
 from services.gpu_worker.engine.models.rope import RopeScaling
 from shared.errors import EngineFault
+from tests.unit.services.gpu_worker.engine.models.oracle import assert_the_oracles_logits_and_ids, relative
 from tests.unit.services.gpu_worker.engine.rig import Rig, table_of, tokens
 
 transformers = pytest.importorskip("transformers")
@@ -44,10 +44,6 @@ VARIANTS = {
 }
 
 
-def _relative(actual: Tensor, expected: Tensor) -> float:
-    return ((actual - expected).abs().max() / expected.abs().max()).item()
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("name", VARIANTS)
 def test_logits_and_greedy_ids_of_transformers(name: str, tmp_path: Path) -> None:
@@ -58,20 +54,7 @@ def test_logits_and_greedy_ids_of_transformers(name: str, tmp_path: Path) -> Non
     ).eval()
     prompt = tokens(7 * WINDOW + 11)
     line = Rig(load_model(folder)).start(2, table_of(2, 13))
-    logits = line.rig.runner.logits(line.prefill(prompt, (128, 512, len(prompt) - 640)))
-    assert _relative(logits, oracle(torch.tensor([prompt])).logits[0]) <= 1e-5
-    ids = [int(logits[-1].argmax())]
-    for _ in range(63):
-        ids.append(int(line.rig.runner.logits(line.verify(ids[-1:]))[0].argmax()))
-    theirs = oracle.generate(
-        torch.tensor([prompt]),
-        attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
-        max_new_tokens=64,
-        do_sample=False,
-        eos_token_id=None,
-        pad_token_id=0,
-    )[0, len(prompt) :]
-    assert ids == theirs.tolist()
+    assert_the_oracles_logits_and_ids(line, oracle, prompt, (128, 512, len(prompt) - 640))
 
 
 @torch.no_grad()
@@ -86,7 +69,7 @@ def test_verified_rows_with_rejected_drafts_between(tmp_path: Path) -> None:
     for right in (1, 3, 8, 5, 2) * 12:
         at = line.length
         out = line.verify([*ids[at : at + right], *tokens(8 - right, seed=at)], accept=right)
-        assert _relative(line.rig.runner.logits(out[:right]), expected[at : at + right]) <= 1e-5
+        assert relative(line.rig.runner.logits(out[:right]), expected[at : at + right]) <= 1e-5
     assert line.length > 3 * WINDOW
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from services.gpu_worker.engine.config import ModelDims
 from services.gpu_worker.engine.models.loader import LoadedModel, load_model
 from services.gpu_worker.engine.models.random import TINY, write_random_model
+from tests.unit.services.gpu_worker.engine.models.oracle import assert_the_oracles_logits_and_ids, relative
 from tests.unit.services.gpu_worker.engine.rig import ODD, Line, Rig, table_of, tokens
 
 transformers = pytest.importorskip("transformers")
@@ -28,10 +29,6 @@ def _oracle(folder: Path) -> Any:
     return transformers.Qwen3_5ForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 
-def _relative(actual: Tensor, expected: Tensor) -> float:
-    return ((actual - expected).abs().max() / expected.abs().max()).item()
-
-
 def _line(model: LoadedModel) -> Line:
     return Rig(model).start(2, table_of(2))
 
@@ -39,21 +36,7 @@ def _line(model: LoadedModel) -> Line:
 @torch.no_grad()
 def _check(folder: Path, model: LoadedModel, prompt: list[int]) -> None:
     """Prefill logits within 1e-5 of the oracle's, then 64 greedy ids of both, ours by verifies of one column."""
-    oracle, line = _oracle(folder), _line(model)
-    logits = line.rig.runner.logits(line.prefill(prompt, (128, len(prompt) - 128)))
-    assert _relative(logits, oracle(torch.tensor([prompt])).logits[0]) <= 1e-5
-    ids = [int(logits[-1].argmax())]
-    for _ in range(63):
-        ids.append(int(line.rig.runner.logits(line.verify(ids[-1:]))[0].argmax()))
-    theirs = oracle.generate(
-        torch.tensor([prompt]),
-        attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
-        max_new_tokens=64,
-        do_sample=False,
-        eos_token_id=None,
-        pad_token_id=0,
-    )[0, len(prompt) :]
-    assert ids == theirs.tolist()
+    assert_the_oracles_logits_and_ids(_line(model), _oracle(folder), prompt, (128, len(prompt) - 128))
 
 
 @pytest.mark.parametrize("dims", VARIANTS, ids=IDS)
@@ -77,7 +60,7 @@ def test_decode_logits_of_transformers_at_every_column_count(tmp_path: Path) -> 
     for right in (1, 3, 8, 5, 2) * 3:
         at = line.length
         out = line.verify([*ids[at : at + right], *tokens(8 - right, seed=at)], accept=right)
-        assert _relative(line.rig.runner.logits(out[:right]), expected[at : at + right]) <= 1e-5
+        assert relative(line.rig.runner.logits(out[:right]), expected[at : at + right]) <= 1e-5
 
 
 class PlainMTP:
@@ -159,11 +142,11 @@ def test_a_mixture_of_experts_is_transformers(tmp_path: Path) -> None:
     expected = oracle(torch.tensor([prompt])).logits[0]
     line = _line(load_model(folder))
     logits = line.rig.runner.logits(line.prefill(prompt[:128]))
-    assert _relative(logits, expected[:128]) <= 1e-5
+    assert relative(logits, expected[:128]) <= 1e-5
     for width in (1, 3, 8, 2, 8):
         rows = line.verify(prompt[line.length : line.length + width])
         end = line.length
-        assert _relative(line.rig.runner.logits(rows), expected[end - width : end]) <= 1e-5
+        assert relative(line.rig.runner.logits(rows), expected[end - width : end]) <= 1e-5
 
 
 @torch.no_grad()
