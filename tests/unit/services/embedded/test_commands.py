@@ -66,3 +66,11 @@ def test_a_data_folders_worker_keeps_its_name_and_the_user_may_choose_another(
     third = commands.worker(common, "nats://x", 3).environment
     assert third is not None
     assert third[name] == "mine"
+
+
+def test_the_second_of_a_service_has_a_name_of_its_own_and_so_has_its_worker(common: CommonSettings) -> None:
+    made = [commands.worker(common, "nats://x", port, number=port) for port in (1, 2)]
+    assert [command.name for command in made] == ["worker", "worker-2"]
+    assert made[0].arguments == made[1].arguments, "one sub-command serves both"
+    names = [(command.environment or {})["BURSTLINE_WORKER_WORKER_ID"] for command in made]
+    assert names == [commands.worker_id(common), f"{commands.worker_id(common)}-2"]
