@@ -147,7 +147,8 @@ class Attempt:
             log.warning("request %s is left to another attempt (%s)", self.request.request_id, error.code)
         except Exception:
             # Raised again above: the journal was not read yet, or the process is about to go down. The work item comes
-            # back after ack_wait, no sooner, and goes with the stream's age limit at the latest.
+            # back, later each time, and goes with the stream's age limit at the latest.
+            self._core.metrics.unbegun.inc()
             log.exception("request %s is left to another attempt", self.request.request_id)
         return "abandoned"
 

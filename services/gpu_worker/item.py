@@ -22,6 +22,11 @@ class WorkItem:
         """Where it was enqueued."""
         return self._delivery.message.subject
 
+    @property
+    def deliveries(self) -> int:
+        """How often the queue has delivered it."""
+        return self._delivery.delivery_count
+
     def adopt(self, delivery: Delivery) -> None:
         """The queue delivered it again while it is worked on: that delivery is to be extended and ended."""
         self._delivery = delivery

@@ -74,6 +74,11 @@ class WorkerMetrics:
             "Requests left to others for lack of progress",
             registry=registry,
         )
+        self.unbegun = Counter(
+            "burstline_worker_unbegun",
+            "Deliveries given back by a fault before anything could be written of them",
+            registry=registry,
+        )
         self.queue_depth = Gauge(
             "burstline_worker_queue_depth",
             "Requests in the queue, waiting or claimed: for any worker, by priority, and for this one first (own)",

@@ -22,6 +22,12 @@ log = logging.getLogger(__name__)
 _RETRY_DELAY_S: Final = 0.5
 
 
+def retry_delay_s(deliveries: int, most_s: float) -> float:
+    """Seconds until a request that was left is delivered again: doubling with each delivery, at most `most_s`, so that one
+    that nobody can begin costs little until the stream's age ends it."""
+    return float(min(most_s, _RETRY_DELAY_S * 2 ** min(deliveries - 1, 16)))
+
+
 class WaysOut:
     """Of one attempt; belongs to its task."""
 
@@ -81,7 +87,8 @@ class WaysOut:
         if way_out == "handed_back":
             await self._item.hand_back(delay_s=0.0)
         elif way_out == "abandoned":
-            await self._item.hand_back(delay_s=_RETRY_DELAY_S)
+            most_s = self._core.settings.ack_wait_s
+            await self._item.hand_back(delay_s=retry_delay_s(self._item.deliveries, most_s))
 
     async def bury(self, reason: str) -> None:
         """Dead letters are for people; when their stream is full, the caller gets the answer all the same."""

@@ -7,8 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from services.gpu_worker import journal
 from services.gpu_worker.app import Readiness
 from services.gpu_worker.storing import JournalHealth
+from services.gpu_worker.ways_out import retry_delay_s
 from shared.clock import ManualClock
 from shared.health import faults
 from shared.lifecycle import TaskDied
@@ -403,9 +405,9 @@ async def test_a_full_journal_ends_the_computing_and_is_told_as_unready_until_th
         running = await here.worker(budget=2, settings={"journal_patience_s": 5.0})
         await here.enqueue(make_request(clock=here.clock))
         await _tokens(here, 4)
-        journal = here.server.streams[subjects.JOURNAL.name]
-        size, pulse = journal.spec.max_bytes, running.worker.pulse
-        journal.update(replace(journal.spec, max_bytes=1))
+        stored = here.server.streams[subjects.JOURNAL.name]
+        size, pulse = stored.spec.max_bytes, running.worker.pulse
+        stored.update(replace(stored.spec, max_bytes=1))
         await running.let_go()
 
         def told() -> bool:
@@ -424,7 +426,7 @@ async def test_a_full_journal_ends_the_computing_and_is_told_as_unready_until_th
             here.clock.advance(1)
             await running.core.host.call(lambda engine: None)
         assert len(running.engine.submitted) == submitted
-        journal.update(replace(journal.spec, max_bytes=size))
+        stored.update(replace(stored.spec, max_bytes=size))
 
         def ended() -> bool:
             here.clock.advance(0.2)
@@ -448,3 +450,35 @@ def test_the_fault_of_a_journal_is_believed_for_a_while() -> None:
     health.gave_up("overloaded")
     health.stored()
     assert health.fault is None
+
+
+def test_what_is_left_comes_back_later_each_time_and_within_the_ack_wait() -> None:
+    delays = [retry_delay_s(deliveries, 15.0) for deliveries in range(1, 40)]
+    assert delays[:4] == [0.5, 1.0, 2.0, 4.0]
+    assert delays == sorted(delays)
+    assert delays[-1] == 15.0
+
+
+async def test_a_journal_that_cannot_be_read_by_a_fault_of_ours_is_counted_and_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with world() as here:
+        running = await here.worker()
+        read, faults = journal.read, [RuntimeError("a fault"), RuntimeError("a fault")]
+
+        async def failing(*given: object) -> object:
+            if faults:
+                raise faults.pop()
+            return await read(*given)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(journal, "read", failing)
+        await here.enqueue(make_request(clock=here.clock))
+        unbegun = running.core.metrics.unbegun._value
+        await until(lambda: unbegun.get() == 1 and running.worker.room.taken == 0)
+        here.clock.advance(0.6)
+        await until(lambda: unbegun.get() == 2 and running.worker.room.taken == 0)
+        here.clock.advance(0.6)
+        await here.worker("w2")
+        assert await here.journalled() == []  # the second time it waits a second
+        here.clock.advance(0.6)
+        assert (await here.terminal()).failure is None
