@@ -7,6 +7,7 @@
     asking.py     one caller's request over HTTP, with retries, reconnects and hanging up
     load.py       callers who go on asking
     journal.py    what the journal says of one request: one end, every token once, which worker came when
+    baseline.py   what must be as it was at the end
     verdict.py    the whole run judged: outcomes, takeovers, bars
     scene.py      the stack of a run and what stands around it
     command.py    the command

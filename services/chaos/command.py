@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
-import psutil
 from rich.console import Console
 from rich.table import Table
 
+from services.chaos import baseline
 from services.chaos import verdict as judging
 from services.chaos.asking import Asked
 from services.chaos.cases import cases
 from services.chaos.front import Front
 from services.chaos.inject import Injector, Record
-from services.chaos.journal import Story, story
+from services.chaos.journal import Story
 from services.chaos.load import Load, client, references
 from services.chaos.scene import ACK_WAIT_S, SIZES, LoopThread, settle_environment, write_model
 from services.chaos.schedule import Kind, faults
@@ -35,8 +32,8 @@ from shared.clock import SYSTEM
 from shared.config import CommonSettings, load
 from shared.errors import BurstlineError
 from shared.evidence import evidence, write
-from shared.protocol import codec, subjects
-from shared.protocol.messages import Frame, Heartbeat, PromptScores, Started, StreamMessage, Terminal
+from shared.protocol import subjects
+from shared.protocol.messages import Heartbeat
 from shared.transport.base import Transport
 from shared.transport.nats import connect
 
@@ -45,7 +42,6 @@ TICK_S: Final = 0.1
 HEAL_S: Final = 300.0
 FINISH_S: Final = 300.0
 AUDIT_S: Final = 150.0
-BEATS_S: Final = 20.0
 
 
 def main(
@@ -123,7 +119,10 @@ class Run:
         try:
             self._tell("learning the undisturbed streams")
             known = thread.run(references(http, line.gateway_urls, asked_for))
-            pools, files = thread.run(_pools(transport, len(line.names("worker")))), _open_files(line)
+            pools, files = (
+                thread.run(baseline.pools(transport, len(line.names("worker")))),
+                baseline.open_files(line),
+            )
             callers = Load(http, line.gateway_urls, asked_for, seed=self._seed, callers=self._callers)
             finished = thread.begin(callers.run())
             schedule = faults(self._seed, self._kinds, every_s=self._every_s, ack_wait_s=ACK_WAIT_S)
@@ -157,10 +156,10 @@ class Run:
         names = [name for service in ("worker", "gateway", "broker") for name in line.names(service)]
         self._tick_until(line, lambda: all(map(line.ready, names)), HEAL_S, "the line does not heal")
 
-    def _tick_until(self, line: Stack, check: object, limit_s: float, fault: str) -> None:
+    def _tick_until(self, line: Stack, check: Callable[[], bool], limit_s: float, fault: str) -> None:
         def look() -> bool:
             line.tick()
-            return bool(check())  # type: ignore[operator]
+            return check()
 
         if not until(look, timeout_s=limit_s, interval_s=TICK_S):
             raise EmbeddedFault(f"{fault} within {limit_s:g} s")
@@ -173,7 +172,7 @@ class Run:
             return not thread.run(transport.waiting(subjects.REQUESTS.name, "req.>"))
 
         until(idle, timeout_s=FINISH_S / 2, interval_s=0.5)
-        return thread.run(_stories(transport))
+        return thread.run(baseline.stories(transport))
 
     def _quiet(
         self,
@@ -184,23 +183,23 @@ class Run:
         files: dict[tuple[str, int], int],
     ) -> judging.Quiet:
         queued = sum(thread.run(transport.waiting(subjects.REQUESTS.name, "req.>")).values())
-        audit = _audit()
+        audited = baseline.audit()
         until_ns = SYSTEM.monotonic_ns() + int(AUDIT_S * 1e9)
-        while audit.returncode != 0 and SYSTEM.monotonic_ns() < until_ns:
+        while audited.returncode != 0 and SYSTEM.monotonic_ns() < until_ns:
             line.tick()  # what a killed worker had reserved expires within a minute
-            audit = _audit()
-        now = thread.run(_pools(transport, len(line.names("worker"))))
+            audited = baseline.audit()
+        now = thread.run(baseline.pools(transport, len(line.names("worker"))))
         more = {
-            f"{name}": count - files[name, pid]
-            for (name, pid), count in _open_files(line).items()
+            name: count - files[name, pid]
+            for (name, pid), count in baseline.open_files(line).items()
             if (name, pid) in files
         }
         return judging.Quiet(
             queued=queued,
-            audit_ok=audit.returncode == 0,
-            audit_text=audit.stdout + audit.stderr,
+            audit_ok=audited.returncode == 0,
+            audit_text=audited.stdout + audited.stderr,
             files_more=more,
-            pools=_off_baseline(pools, now),
+            pools=baseline.off(pools, now),
         )
 
     def _judge(
@@ -244,74 +243,13 @@ class Run:
         say(f"{(SYSTEM.monotonic_ns() - self._began_ns) / 1e9:6.1f} s  {text}")
 
 
-def _is_over(result: object) -> bool:
+def _is_over(result: Callable[[float], object]) -> bool:
+    """Whether what `LoopThread.begin` answered has come."""
     try:
-        result(0.0)  # type: ignore[operator]
+        result(0.0)
     except TimeoutError:
         return False
     return True
-
-
-async def _stories(transport: Transport) -> dict[str, Story]:
-    name = subjects.JOURNAL.name
-    found = {}
-    for subject in await transport.waiting(name, "tok.*"):
-        messages: list[StreamMessage] = []
-        for received in await transport.read(name, subject):
-            message = codec.decode(received.data)
-            assert isinstance(message, Started | PromptScores | Frame | Terminal)
-            messages.append(message)
-        found[subject.removeprefix("tok.")] = story(messages)
-    return found
-
-
-async def _pools(transport: Transport, workers: int) -> dict[str, Heartbeat]:
-    """A heartbeat of every worker while it has nothing to do; the newest of one that is busy all the time."""
-    found: dict[str, Heartbeat] = {}
-    beats = await transport.subscribe(subjects.HEARTBEATS)
-    until_ns = SYSTEM.monotonic_ns() + int(BEATS_S * 1e9)
-    try:
-        while SYSTEM.monotonic_ns() < until_ns:
-            received = await beats.next(1.0)
-            if received is None:
-                continue
-            beat = codec.decode_as(Heartbeat, received.data)
-            found[beat.worker_id] = beat
-            if len(found) == workers and not any(one.running or one.waiting for one in found.values()):
-                break
-    finally:
-        await beats.close()
-    return found
-
-
-def _off_baseline(before: dict[str, Heartbeat], now: dict[str, Heartbeat]) -> dict[str, str]:
-    off = {}
-    for worker, old in before.items():
-        new = now.get(worker)
-        if new is None:
-            off[worker] = "silent"
-        elif (new.running, new.waiting, new.free_blocks) != (0, 0, old.free_blocks):
-            off[worker] = (
-                f"{new.running} running, {new.waiting} waiting, {new.free_blocks} of {new.total_blocks} blocks free"
-            )
-    return off
-
-
-def _open_files(line: Stack) -> dict[tuple[str, int], int]:
-    """(name, pid) -> open files, of our services."""
-    names = {name for service in ("worker", "gateway", "broker") for name in line.names(service)}
-    return {(name, pid): psutil.Process(pid).num_fds() for name, pid in line.pids.items() if name in names}
-
-
-def _audit() -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-P", "-m", "services.cli", "audit"],
-        env=dict(os.environ),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=180,
-    )
 
 
 def _table(title: str, rows: dict[str, float]) -> Table:
