@@ -2,5 +2,9 @@
 
     python -m kernels.gate --device cuda --json FILE
 
+    command    one run                rowwise    products, norms, activations       attention, writing   pages, read and written
+    ledger     what a check found     grouped    experts, adapters                  delta      the gated delta net
+    sizes      what it runs over      picking    picks, accept walk, checksums
+
 Exits 1 on any difference, or when an error passes its limit.
 """

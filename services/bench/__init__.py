@@ -5,7 +5,9 @@
     prefixes  what the prompts of a trace share                               replay   a trace against a cache alone
     decode    plain decode against the bare forward                           figures  medians and ratios
     stall     running streams beside a long prompt                            soak     faults at random, pools at their baseline
-    command   the command line
+    queue     what gateway and queue add: queue_engine computes nothing, queue_worker runs it, queue_client asks, queue_peer compares
+    card      what those of a card begin with: card_decode, card_spec, card_engine, card_prefill, card_restore; card_peers compares
+    command, card_command   the command lines
 
 Drives engines by `prove`'s driver. Refuses to tell a ratio between streams that are not the same.
 """

@@ -23,9 +23,9 @@ from services.gpu_worker.engine.config import BLOCK_ROWS, EngineConfig
 from services.gpu_worker.engine.events import Burst
 from services.gpu_worker.engine.models.loader import LoadedModel
 from services.prove.driver import Driver, WatchedEngine
-from services.prove.evidence import Bar
 from shared.clock import SYSTEM
 from shared.errors import EngineFault
+from shared.evidence import Bar
 
 SPECULATION_K: Final = 3
 ROOMY: Final = (768, 512)

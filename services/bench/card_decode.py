@@ -29,8 +29,8 @@ from services.gpu_worker.engine.graphs import GraphCache, Size
 from services.gpu_worker.engine.layers.steps import Span
 from services.gpu_worker.engine.models.loader import LoadedModel
 from services.gpu_worker.engine.rounds import CardLaunches
-from services.prove.evidence import Bar
 from shared.clock import SYSTEM
+from shared.evidence import Bar
 
 CONTEXT: Final = 512
 """Rows that every sequence starts with."""

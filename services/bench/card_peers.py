@@ -13,8 +13,8 @@ import torch
 from services.bench import card, card_decode
 from services.bench.card import SHAPES, Ceilings
 from services.gpu_worker.engine.config import ModelDims
-from services.prove.evidence import Bar
 from shared.clock import SYSTEM
+from shared.evidence import Bar
 
 FREE_DECODE_LEAST: Final = 0.97
 TRANSFORMERS_LEAST: Final = 4.0

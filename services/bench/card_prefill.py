@@ -19,9 +19,9 @@ from services.gpu_worker.engine.engine import Engine
 from services.gpu_worker.engine.events import Admitted, Burst, Captured, Finished
 from services.gpu_worker.engine.models.loader import LoadedModel
 from services.gpu_worker.engine.requests import GenerateRequest, SamplingParams
-from services.prove.evidence import Bar
 from shared.clock import SYSTEM
 from shared.errors import EngineFault
+from shared.evidence import Bar
 from shared.protocol.chain import chain
 
 ROOT: Final = bytes(32)

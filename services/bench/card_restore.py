@@ -13,8 +13,8 @@ from typing import Any, Final
 from services.bench.card import Ceilings
 from services.bench.card_prefill import ROOT, Asker
 from services.gpu_worker.engine.models.loader import LoadedModel
-from services.prove.evidence import Bar
 from shared.errors import EngineFault
+from shared.evidence import Bar
 from shared.protocol.chain import chain
 
 TOKENS: Final = 30_016

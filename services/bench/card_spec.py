@@ -21,8 +21,8 @@ from services.gpu_worker.engine.inputs import RoundInputs
 from services.gpu_worker.engine.layers.steps import Span
 from services.gpu_worker.engine.models.hybrid import HybridModel
 from services.gpu_worker.engine.models.loader import LoadedModel
-from services.prove.evidence import Bar
 from shared.clock import SYSTEM
+from shared.evidence import Bar
 
 CONTEXT: Final = 512
 ROUNDS: Final = 60

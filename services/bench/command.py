@@ -22,9 +22,10 @@ from services.bench.queue import run_queue
 from services.bench.soak import REQUESTS, run_soak
 from services.bench.spec import BATCHES, REPEATS, Results, StreamsDiffer, bars, run_spec
 from services.bench.stall import Results as StallResults
-from services.prove.evidence import Bar, evidence, write
+from services.prove.evidence import evidence
 from services.prove.models import pocket, smallest
 from shared.errors import BurstlineError
+from shared.evidence import Bar, write
 
 app = typer.Typer(help="Measure speed against a baseline of the same run.", no_args_is_help=True)
 

@@ -20,8 +20,8 @@ from services.gpu_worker.engine.cache.state_pool import StatePool
 from services.gpu_worker.engine.config import BLOCK_ROWS, EngineConfig
 from services.gpu_worker.engine.models.loader import LoadedModel
 from services.gpu_worker.engine.runner import ModelRunner
-from services.prove.evidence import Bar
 from shared.clock import SYSTEM
+from shared.evidence import Bar
 
 PROMPT_ROWS: Final = 3 * BLOCK_ROWS
 """About the length of the benchmark's prompts."""

@@ -23,8 +23,8 @@ from services.gpu_worker.engine.models.loader import LoadedModel
 from services.gpu_worker.engine.requests import GenerateRequest, SamplingParams
 from services.gpu_worker.engine.streams import MEMORY_RETRIES
 from services.prove.driver import Driver, Record, WatchedEngine
-from services.prove.evidence import Bar
 from shared.errors import Overloaded
+from shared.evidence import Bar
 from shared.protocol.chain import chain
 
 REQUESTS: Final = 10_000

@@ -15,7 +15,7 @@ from services.bench.load import Arm, Load, measure
 from services.gpu_worker.engine.limits import SpecGate
 from services.gpu_worker.engine.models.loader import LoadedModel
 from services.prove.axes import DRAFTERS, POLICIES, Policy
-from services.prove.evidence import Bar
+from shared.evidence import Bar
 
 PLAIN: Final = "none"
 LONGEST: Final = "mtp K=5"

@@ -18,7 +18,7 @@ from services.gpu_worker.engine.events import Burst, Event, Primed
 from services.gpu_worker.engine.models.loader import LoadedModel
 from services.gpu_worker.engine.requests import GenerateRequest, SamplingParams
 from services.prove.driver import Driver, WatchedEngine
-from services.prove.evidence import Bar
+from shared.evidence import Bar
 from shared.protocol.chain import chain
 
 ROOT: Final = bytes(32)

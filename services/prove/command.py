@@ -11,11 +11,12 @@ from typing import Final
 from rich.console import Console
 
 from services.prove.cover import full, quick
-from services.prove.evidence import evidence, write
+from services.prove.evidence import evidence
 from services.prove.models import DEVICE, DTYPE
 from services.prove.shards import cut, run
 from shared.clock import SYSTEM
 from shared.errors import BurstlineError
+from shared.evidence import write
 
 QUICK_SHARDS: Final = 2
 FULL_SHARDS: Final = 6

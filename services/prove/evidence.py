@@ -12,9 +12,7 @@ import torch
 
 from services.prove.models import DEVICE
 from shared import evidence as shared_evidence
-from shared.evidence import Bar, write
-
-__all__ = ["Bar", "card", "device", "evidence", "write"]
+from shared.evidence import Bar
 
 
 def evidence(command: str, results: Mapping[str, Any], bars: Sequence[Bar]) -> dict[str, Any]:

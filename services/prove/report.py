@@ -10,9 +10,9 @@ from rich.table import Table
 
 from services.prove.axes import AXES, Cell
 from services.prove.compare import Difference, Verdict
-from services.prove.evidence import Bar
 from services.prove.families import FAMILIES, TrialOutcome
 from services.prove.stage import Outcome
+from shared.evidence import Bar
 
 MOST_TOLD: Final = 40
 """Differences that are kept word for word; all are counted."""

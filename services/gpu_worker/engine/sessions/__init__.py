@@ -5,5 +5,6 @@ prompt       its prompt side: prime, captures, checkpoint
 completion   its completion side: history, journal, budget, ending
 rounds       the one round loop over many sessions       handoff    demotion to plain decode
 factory      which kind a request gets                   outcome    what a session hands to the engine
+append       flush and append, under `reuse = "decode"`
 graphs       the memo of a failed graph capture          telemetry  lifetime counters
 """

@@ -14,9 +14,10 @@ from rich.console import Console
 from services.gpu_worker.engine.events import SpecTelemetry
 from services.prove.axes import AXES, Cell
 from services.prove.compare import Difference, Verdict
-from services.prove.evidence import Bar, evidence, write
+from services.prove.evidence import evidence
 from services.prove.report import MOST_TOLD, WITNESSES, Tally
 from services.prove.stage import Outcome
+from shared.evidence import Bar, write
 
 CELL = Cell(**{axis: next(iter(values)) for axis, values in AXES.items()})
 DIFFERENCE = Difference(
