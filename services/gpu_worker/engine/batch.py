@@ -45,3 +45,12 @@ class DraftRows:
     hiddens: Tensor
     """[n, H] float32."""
     block_table: Sequence[int]
+
+    def part(self, first: int, stop: int) -> DraftRows:
+        """Rows number `first` to `stop` - 1 of these, as far as there are so many."""
+        return DraftRows(
+            start=self.start + first,
+            tokens=self.tokens[first:stop],
+            hiddens=self.hiddens[first:stop],
+            block_table=self.block_table,
+        )

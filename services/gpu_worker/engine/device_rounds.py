@@ -32,7 +32,7 @@ from services.gpu_worker.engine.models.hybrid import HybridModel
 STOPS: Final = 8
 """Stop ids a stream may have on the card."""
 
-_NOTHING: Final = -2
+NO_STOP: Final = -2
 """A stop id that no pick equals: a broken row is -1."""
 
 
@@ -55,7 +55,7 @@ class DeviceRounds:
         """Rows that the sequence may still commit."""
         self.wide = ints(most)
         """Columns that the sequence's rounds have while `left` allows them."""
-        self.stops = ints(most, STOPS, value=_NOTHING)
+        self.stops = ints(most, STOPS, value=NO_STOP)
         self.tail_tokens = ints(most, inputs.columns)
         self.tail_counts = ints(most)
         """What the last round decided: its picks, how many of them stand, and the hiddens of the rows before them."""

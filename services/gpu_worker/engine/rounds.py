@@ -6,7 +6,7 @@ by the runner. Which of the two a runner has is decided by the pools' placement,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple, Protocol
 
@@ -21,7 +21,7 @@ from services.gpu_worker.engine.cache.kv_pool import KVPool
 from services.gpu_worker.engine.cache.ring_pool import RingPool
 from services.gpu_worker.engine.cache.state_pool import StatePool
 from services.gpu_worker.engine.config import EngineConfig
-from services.gpu_worker.engine.graphs import GraphCache, Size, bucket, buckets
+from services.gpu_worker.engine.graphs import GraphCache, Size, bucket
 from services.gpu_worker.engine.inputs import RoundInputs, card_attention
 from services.gpu_worker.engine.layers.local import local_decode, local_prefill
 from services.gpu_worker.engine.layers.steps import (
@@ -149,11 +149,6 @@ class CardLaunches:
             self._draft, lambda: self._draft_rows.fill([], [], (config.max_batch, widest)), enabled=graphs
         )
 
-    def capture(self, report: Callable[[str], None]) -> None:
-        """Capture every size of a verify ahead of time."""
-        sizes = [(s, t) for s in buckets(self._most[0]) for t in buckets(self._most[1])]
-        self._verifies.prepare_all(sizes, report)
-
     def verify(self, rows: Sequence[VerifyRows], spans: Sequence[Span]) -> Rows:
         """One batched verify, eager when a row asks for it."""
         size = self._size(spans, *self._most)
@@ -173,7 +168,7 @@ class CardLaunches:
         )
         for first in range(0, widest, most):
             numbers = [number for number, span in enumerate(spans) if span.count > first]
-            part = [_slice(rows[number], first, most) for number in numbers]
+            part = [rows[number].part(first, first + most) for number in numbers]
             made = self._draft_once(part, [Span(row.start, len(row.tokens), row.block_table) for row in part])
             shaped = made.hidden.view(-1, made.columns, hidden.shape[2])
             for place, (number, row) in enumerate(zip(numbers, part, strict=True)):
@@ -261,16 +256,6 @@ class CardLaunches:
 
     def _tensor(self, values: Sequence[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int32).to(self._device, non_blocking=True)
-
-
-def _slice(row: DraftRows, first: int, most: int) -> DraftRows:
-    """At most `most` of its rows, from number `first` on."""
-    return DraftRows(
-        start=row.start + first,
-        tokens=row.tokens[first : first + most],
-        hiddens=row.hiddens[first : first + most],
-        block_table=row.block_table,
-    )
 
 
 def _padded(tokens: Sequence[Sequence[int]], columns: int) -> Tensor:

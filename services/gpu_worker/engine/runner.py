@@ -43,7 +43,7 @@ def memory_faults() -> Iterator[None]:
 
 
 class ModelRunner:
-    """One forward a call, float32. Every row's bits are a function of its sequence alone (C1).
+    """One forward a call, in the types of the model's placement. Every row's bits are a function of its sequence alone (C1).
 
     Misuse (a start where the slot's state is not valid, a verify before `accept`, too many rows, a short block table)
     raises `EngineFault` before anything is written; short memory raises `OutOfMemory`. Should a forward itself fail, the

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,15 +20,12 @@ from services.gpu_worker.engine.batch import DraftRows
 from services.gpu_worker.engine.cache.kv_pool import KVPool
 from services.gpu_worker.engine.cache.state_pool import StatePool
 from services.gpu_worker.engine.config import EngineConfig
-from services.gpu_worker.engine.device_rounds import STOPS, DeviceRounds
+from services.gpu_worker.engine.device_rounds import NO_STOP, STOPS, DeviceRounds
 from services.gpu_worker.engine.graphs import Size, bucket, buckets
 from services.gpu_worker.engine.inputs import RoundInputs
 from services.gpu_worker.engine.layers.steps import Span
 from services.gpu_worker.engine.models.hybrid import HybridModel
 from services.gpu_worker.engine.requests import SamplingParams
-
-_NOTHING: Final = -2
-"""A stop id that no pick equals: a broken row is -1."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -228,7 +225,7 @@ class WholeRounds:
         ids = [[row.anchor, *row.given, *(0,) * row.k] for row in rows]
         rounds, most = self._rounds, self._inputs.columns
         extra = self._extra.zero_().numpy()
-        extra[:, most + 4 :] = _NOTHING
+        extra[:, most + 4 :] = NO_STOP
         for number, row in enumerate(rows):
             stops = sorted(row.stops)[:STOPS]
             extra[number, most + 1 : most + 4] = not row.k, row.left or row.columns, row.columns
@@ -251,14 +248,7 @@ class WholeRounds:
         """Hand a sequence's last `columns` rows to the round; what is before them is written now."""
         spare = max(0, len(catch_up.tokens) - columns)
         if spare:
-            self._catch_up(
-                DraftRows(
-                    start=catch_up.start,
-                    tokens=catch_up.tokens[:spare],
-                    hiddens=catch_up.hiddens[:spare],
-                    block_table=catch_up.block_table,
-                )
-            )
+            self._catch_up(catch_up.part(0, spare))
         tokens = catch_up.tokens[spare:]
         extra = self._extra.numpy()
         extra[number, : len(tokens)] = tokens
