@@ -134,10 +134,12 @@ class Dispatcher:
         self._queues.added(subject)
 
     def orphan_watch(self, request: GenerateRequest) -> OrphanWatch:
-        """Tells when nobody is left who could answer it."""
+        """Tells when nobody is left who could answer it: a worker of its fingerprint, or of its model, which takes over."""
         return OrphanWatch(
             request.namespace.fingerprint,
-            staffed=self.fleet.staffed,
+            staffed=lambda fingerprint: (
+                self.fleet.staffed(fingerprint) or self.fleet.has_heirs(request.model, fingerprint)
+            ),
             hearing=self._transport.ready,
             clock=self.clock,
             grace_s=self.settings.orphan_grace_s,

@@ -1,7 +1,7 @@
-"""When a request's workers are gone: it is bound to a fingerprint (C1), so no other worker may take it, and none will come.
+"""When a request's workers are gone: those of its fingerprint (C1), and those of its model, who may take it over.
 
     heard lately ──> silent for `worker_silence_s` ──> gone for `orphan_grace_s` more ──> ended with an error
-         ^──────────── a worker of the fingerprint (restarted, mostly) ───────────┘
+         ^──────────── a worker of the fingerprint (restarted, mostly), or an heir ───────────┘
 
 The grace is what a worker needs to start again with the same weights; then it is delivered the request, and goes on.
 A gateway that cannot hear judges nobody.
@@ -28,7 +28,7 @@ class OrphanWatch:
         clock: Clock,
         grace_s: float,
     ) -> None:
-        """`staffed`: was a worker of the fingerprint heard lately; `hearing`: would it have been heard."""
+        """`staffed`: was a worker heard lately that will come to the request; `hearing`: would it have been heard."""
         self._fingerprint: Final = fingerprint
         self._staffed: Final = staffed
         self._hearing: Final = hearing
@@ -40,7 +40,7 @@ class OrphanWatch:
         """A look.
 
         Raises:
-            Unavailable: `workers_gone`, no worker of the fingerprint was heard for the silence and the grace.
+            Unavailable: `workers_gone`, no such worker was heard for the silence and the grace.
         """
         if self._staffed(self._fingerprint) or not await self._hearing():
             self._gone_since_ns = None

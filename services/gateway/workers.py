@@ -97,6 +97,11 @@ class Fleet:
         horizon = self._clock.monotonic_ns() - self._silence_ns
         return any(beat.fingerprint == fingerprint and seen >= horizon for beat, seen in self._seen.values())
 
+    def has_heirs(self, model: str, fingerprint: str) -> bool:
+        """Whether live workers of the model can go on for those of a fingerprint: as far as is known, they read tokens alike."""
+        known = {beat.vocabulary_size for beat, _ in self._seen.values() if beat.fingerprint == fingerprint}
+        return any(not known or beat.vocabulary_size in known for beat in self.live(model))
+
     def crew(self, model: str) -> Crew | None:
         """The fingerprint of `model` with the most live workers (ties: the smallest), and its workers."""
         by_fingerprint: dict[str, list[Heartbeat]] = {}

@@ -1,6 +1,7 @@
 """The worker: pulls requests from the queue and runs them on the engine. Tokens in, tokens out.
 
 queue    pull, turns           work as there is room         depth     how much is there
+         neighbours            whose workers are gone
          item                  one request's deliveries      claim     pure: what to do with a delivery
 request  attempt, ways_out     one attempt, start to end     journal   what is stored of it, and the fenced writer
          storing               whether the journal takes it

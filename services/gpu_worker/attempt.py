@@ -50,14 +50,17 @@ class Attempt:
         *,
         engine_id: str,
         busy: asyncio.Event,
+        adopted: bool = False,
     ) -> None:
-        """`engine_id` is new for every attempt of the process; `busy` is set while many requests run (pacing)."""
+        """`engine_id` is new for every attempt of the process; `busy` is set while many requests run (pacing). `adopted`: it
+        was taken over from a fingerprint that has no worker left."""
         self.request = request
         self.engine_id = engine_id
         self._item = WorkItem(delivery)
         self._core = core
         self._publisher = publisher
         self._busy = busy
+        self._adopted = adopted
         self._relay: Relay | None = None
         self._root = chain.root(request.namespace)
         self._span = core.telemetry.start(
@@ -170,6 +173,7 @@ class Attempt:
             fingerprint=core.identity.fingerprint,
             now_ns=core.clock.wall_ns(),
             max_attempts=core.settings.max_attempts,
+            adopted=self._adopted,
         )
         match verdict:
             case claim.AlreadyDone():
@@ -180,6 +184,7 @@ class Attempt:
             case claim.Cancelled():
                 return await self._out.end(relay, None)
             case claim.Run():
+                self._intake.outcome.forced = verdict.forced
                 return await self._claimed(relay, state)
 
     def _begin(self, state: JournalState) -> Relay:
@@ -235,6 +240,7 @@ class Attempt:
                 emitted=state.tokens,
                 scored=state.scores,
                 max_drafts=self._core.max_drafts,
+                journal_stands=self._intake.outcome.forced,
             )
             failure = await submit.submit(self._core, self._intake, choices) or await relay.run()
         return await self._out.end(relay, failure)

@@ -32,9 +32,11 @@ class Cancelled:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """Claim it as `attempt`, going on after the tokens of the journal."""
+    """Claim it as `attempt`, going on after the tokens of the journal. `forced`: other numerics than this worker's decided
+    them, or some of them; they are taken as they are, and the answer is not exact."""
 
     attempt: int
+    forced: bool = False
 
 
 Verdict: TypeAlias = AlreadyDone | Refuse | Cancelled | Run
@@ -48,20 +50,25 @@ def decide(
     fingerprint: str,
     now_ns: int,
     max_attempts: int,
+    adopted: bool = False,
 ) -> Verdict:
-    """The verdict, in the order of what binds most: done, cancelled, foreign numerics, poison, too late."""
+    """The verdict, in the order of what binds most: done, cancelled, foreign numerics, poison, too late.
+
+    `adopted`: the request was taken over because no worker of its own fingerprint is left; it is in our namespace now.
+    """
     if state.terminal is not None:
         return AlreadyDone()
     if cancel is not None and covers_all(cancel, request.choices):
         return Cancelled(cancel=cancel)
-    if request.namespace.fingerprint != fingerprint or state.fingerprint not in (None, fingerprint):
+    foreign = state.fingerprint not in (None, fingerprint)
+    if request.namespace.fingerprint != fingerprint or (foreign and not adopted):
         return Refuse(failure=failure_of(_foreign()), dead_letter=False)
     if state.starts >= max_attempts:
         return Refuse(failure=failure_of(_poison(state.starts)), dead_letter=True)
     if request.deadline_ns <= now_ns:
         late = DeadlineExceeded("the request's deadline passed before a worker was free")
         return Refuse(failure=failure_of(late), dead_letter=False)
-    return Run(attempt=state.attempt + 1)
+    return Run(attempt=state.attempt + 1, forced=foreign or state.mixed)
 
 
 def covers_all(cancel: CancelRequest, choices: int) -> bool:

@@ -75,6 +75,8 @@ class WorkerSettings(Settings):
     """A long poll on the worker's own subject."""
     queue_look_s: float = Field(default=0.4, gt=0)
     """Between two looks at what is in the queues: redeliveries are found so, and what another worker leaves."""
+    adopt_after_s: float = Field(default=30.0, gt=0)
+    """No worker of another fingerprint heard for so long: its requests of our model are taken over, not exactly."""
     drain_limit_s: float = Field(default=25.0, ge=0)
     journal_patience_s: float = Field(default=30.0, gt=0)
     """How long a claim outlives an unreachable journal before the request is left to another worker."""

@@ -56,12 +56,14 @@ def engine_requests(
     emitted: Sequence[Tokens],
     scored: int,
     max_drafts: int,
+    journal_stands: bool,
 ) -> list[engine.GenerateRequest]:
     """One engine request a choice. The prompt is scored by the first one alone: it is the same for all.
 
     `emitted` are the completion tokens that the journal holds of each choice, `scored` the entries that it has of the
     prompt; once those are all there, nothing is scored again. `max_drafts` is what this worker can
-    draft in a round; fewer drafts change the speed and never the tokens (C1).
+    draft in a round; fewer drafts change the speed and never the tokens (C1). `journal_stands`: what was emitted was decided
+    by other numerics than ours.
     """
     scoring = request.prompt_logprobs if scored < len(tokens) - 1 else None
     drafts = min(request.speculation.k, max_drafts) if request.speculation.drafter != "none" else 0
@@ -85,6 +87,7 @@ def engine_requests(
             prompt_logprobs=scoring if choice == 0 else None,
             labels=request.cache.labels,
             emitted=tuple(emitted[choice]),
+            journal_stands=journal_stands,
         )
         for choice in range(request.choices)
     ]

@@ -41,6 +41,7 @@ class JournalState:
     attempt: int  # the newest claim; 0 = none
     starts: int
     fingerprint: str | None  # of the first claim: the request is bound to it
+    mixed: bool  # a claim of another fingerprint followed: no numerics alone made these tokens
     worker_id: str | None  # of the newest claim
     tokens: tuple[tuple[int, ...], ...]
     scores: int  # prompt tokens whose log probabilities it holds, from the second one on
@@ -59,6 +60,7 @@ def empty(choices: int) -> JournalState:
         attempt=0,
         starts=0,
         fingerprint=None,
+        mixed=False,
         worker_id=None,
         tokens=((),) * choices,
         scores=0,
@@ -82,6 +84,7 @@ def fold(state: JournalState, sequence: int, message: StreamMessage) -> JournalS
                 attempt=message.attempt,
                 starts=state.starts + 1,
                 fingerprint=state.fingerprint or message.fingerprint,
+                mixed=state.mixed or state.fingerprint not in (None, message.fingerprint),
                 worker_id=message.worker_id,
             )
         case PromptScores():

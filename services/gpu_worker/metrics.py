@@ -87,7 +87,7 @@ class WorkerMetrics:
         )
         self.taken = Counter(
             "burstline_worker_taken",
-            "Deliveries, by the queue they came from (own, high, normal, low; spill = what another worker left)",
+            "Deliveries, by the queue they came from (own, high, normal, low; spill = what another worker left, orphans = from other numerics)",
             ["queue"],
             registry=registry,
         )

@@ -73,6 +73,8 @@ class Outcome:
     prompt_tokens: int
     timeline: Timeline
     cache_decision: str
+    forced: bool = False
+    """It goes on after tokens that other numerics decided."""
     finished: dict[int, Finished] = field(default_factory=dict)
     cuts: dict[int, CancelRequest] = field(default_factory=dict)
     """The cancellation of each choice, the first one of each counts."""
@@ -130,7 +132,9 @@ class Outcome:
             cache_decision="decode" if decoded else self.cache_decision,
             reuse="decode" if decoded else "prefill",
             # A later attempt lets the journal stand where the rows that it went on from may be gone.
-            exact=not decoded and not (self.request.cache.reuse == "decode" and attempt > 1),
+            exact=not self.forced
+            and not decoded
+            and not (self.request.cache.reuse == "decode" and attempt > 1),
             queue_ns=self.timeline.queue_ns,
             prime_ns=self.timeline.prime_ns,
             decode_ns=self.timeline.decode_ns,

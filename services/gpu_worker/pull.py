@@ -22,6 +22,7 @@ from shared.transport.base import Delivery, PullConsumer, Subscription, Transpor
 log = logging.getLogger(__name__)
 
 _FAULT_PAUSE_S: Final = 0.5
+_FAR: Final = 10  # of so many looks one goes over the requests of all fingerprints
 
 
 class Room:
@@ -69,9 +70,11 @@ class Puller:
         look_s: float,
         taken: Callable[[str], None],
         seen: Callable[[Mapping[str, int]], None],
+        gone: Callable[[str], bool],
     ) -> None:
         """`own` pulls this worker's own subject. `wait_s` is the length of a long poll, `look_s` the time between two looks;
-        `taken` is told the queue of every delivery, `seen` what every look saw: requests by subject, claimed or not."""
+        `taken` is told the queue of every delivery, `seen` what every look saw: requests by subject, claimed or not.
+        `gone`: has no worker of a fingerprint (its first 16 digits) been left, so that its requests are anybody's."""
         self._transport = transport
         self._own = own
         self._room = room
@@ -83,6 +86,8 @@ class Puller:
         self._look_s = look_s
         self._taken = taken
         self._seen = seen
+        self._gone = gone
+        self._looks = 0
         self._turns = Turns(self._own_subject)
         self._poll: asyncio.Task[list[Delivery]] | None = None
         self._wake = asyncio.Event()
@@ -110,14 +115,21 @@ class Puller:
         """Look every `look_s`. Ends by cancellation alone."""
         while True:
             try:
-                counts = await self._transport.waiting(subjects.REQUESTS.name, self._everything)
-                self._turns.looked(counts)
-                self._seen(counts)
+                await self._look()
                 self._outage.worked()
                 self._wake.set()
             except BurstlineError as error:
                 self._outage.failed(error.code)
             await asyncio.sleep(self._look_s)
+
+    async def _look(self) -> None:
+        counts = await self._transport.waiting(subjects.REQUESTS.name, self._everything)
+        self._seen(counts)
+        self._looks += 1
+        if self._looks % _FAR == 0:
+            far = await self._transport.waiting(subjects.REQUESTS.name, subjects.REQUESTS.subjects[0])
+            counts |= {subject: count for subject, count in far.items() if self._gone(subject.split(".")[1])}
+        self._turns.looked(counts)
 
     # ---- taking it -------------------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
     own       req.<fingerprint>.to.<this worker>
     high, normal, low   req.<fingerprint>.<priority>.<lane>, the lanes of a priority in rotation
     spill     req.<fingerprint>.to.<another worker>: what its owner leaves
+    orphans   req.<another fingerprint>.…: what has no worker left
 
 The queues come by smooth weighted turns, so none starves; the lanes of a queue come one request each, so a tenant with a
 thousand requests is one of those who take turns, and a newcomer waits for one request of each of the others at most.
@@ -17,7 +18,7 @@ from typing import Final
 
 from shared.protocol import subjects
 
-WEIGHTS: Final = {"own": 8, "spill": 8, "high": 8, "normal": 4, "low": 1}
+WEIGHTS: Final = {"own": 8, "spill": 8, "high": 8, "normal": 4, "low": 1, "orphans": 4}
 """Turns of each queue, of those that have something, in the order of their rank."""
 MOST_A_LOOK: Final = 32
 """Subjects that one look adds: most of what it sees is being worked on, and a pull for nothing costs the server."""
@@ -29,6 +30,7 @@ class Turns:
     def __init__(self, own: str) -> None:
         """`own` is the worker's own subject."""
         self._own: Final = own
+        self._ours: Final = own.partition(".to.")[0] + "."
         self._queues: Final[dict[str, deque[str]]] = {name: deque() for name in WEIGHTS}
         self._expected: Final[dict[str, int]] = {}  # requests that a subject may have for us, at most
         self._credit: Final = dict.fromkeys(WEIGHTS, 0)
@@ -39,6 +41,8 @@ class Turns:
         """The name of a subject's queue."""
         if subject == self._own:
             return "own"
+        if not subject.startswith(self._ours):
+            return "orphans"
         kind = subjects.queue_of(subject)
         return "spill" if kind == "to" else kind
 

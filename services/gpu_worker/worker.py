@@ -11,6 +11,8 @@ import logging
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, Final
 
+import msgspec
+
 from services.gpu_worker.attempt import Attempt
 from services.gpu_worker.book import EntryBook
 from services.gpu_worker.core import Core
@@ -19,6 +21,7 @@ from services.gpu_worker.engine.events import Captured, Event, Finished
 from services.gpu_worker.epochs import Epochs
 from services.gpu_worker.evict import Evictor
 from services.gpu_worker.item import WorkItem
+from services.gpu_worker.neighbours import Neighbours
 from services.gpu_worker.publish import Publisher
 from services.gpu_worker.pull import Puller, Room
 from services.gpu_worker.pulse import Pulse
@@ -36,10 +39,12 @@ from shared.protocol.messages import (
 )
 from shared.transport import bodies
 from shared.transport.base import Delivery, PullConsumer, Received, Subscription
+from shared.transport.wire import matches
 
 log = logging.getLogger(__name__)
 
 _AUDIT_PAGE: Final = 2048
+_PASS_ON_S: Final = 2.0
 
 
 class Worker:
@@ -60,6 +65,13 @@ class Worker:
         self._own = subjects.request_to(core.identity.fingerprint, core.identity.worker_id)
         self._outage = Outage(log, "extensions of claims", clock=core.clock)
         core.host.deliver_to(self.on_events)
+        self.neighbours = Neighbours(
+            core.clock,
+            model=core.identity.model,
+            fingerprint=core.identity.fingerprint,
+            vocabulary_size=core.host.engine.dims.vocab,
+            grace_s=settings.adopt_after_s,
+        )
         self.epochs = Epochs(core, self.evictor, beat=lambda: self.pulse.beat())
         self.pulse = Pulse(core, running=lambda: self.room.taken, after_silence=self.epochs.doubt)
 
@@ -75,6 +87,7 @@ class Worker:
         core = self._core
         puller = self._puller(own)
         bells = await core.transport.subscribe(subjects.bells(core.identity.fingerprint))
+        beats = await core.transport.subscribe(subjects.HEARTBEATS)
         cancels = await core.transport.subscribe(subjects.CANCELS.subjects[0])
         worker_id = core.identity.worker_id
         audit = await core.transport.serve(
@@ -89,6 +102,7 @@ class Worker:
                 supervisor.spawn("eviction", self.evictor.run())
                 supervisor.spawn("epoch", self.epochs.run())
                 supervisor.spawn("bells", puller.listen(bells))
+                supervisor.spawn("neighbours", self.neighbours.run(beats))
                 supervisor.spawn("looks", puller.look_around())
                 supervisor.spawn("engine", core.host.failed())
                 await self._pull(puller, drain)
@@ -96,6 +110,7 @@ class Worker:
         finally:
             await self._settle(0.0)
             await bells.close()
+            await beats.close()
             await cancels.close()
             await audit.close()
 
@@ -113,6 +128,7 @@ class Worker:
             look_s=core.settings.queue_look_s,
             taken=lambda queue: core.metrics.taken.labels(queue).inc(),
             seen=self._seen,
+            gone=self.neighbours.gone,
         )
 
     def _seen(self, counts: Mapping[str, int]) -> None:
@@ -163,6 +179,8 @@ class Worker:
         if active is not None:
             active.adopt(delivery)
             self.room.give_back()
+        elif self._is_foreign(delivery) and request.model != self._core.identity.model:
+            self._spawn(self._pass_on(delivery), None)
         elif isinstance(work, ClaimCheck):
             self._spawn(self._redeemed(work, delivery), None)
         else:
@@ -170,6 +188,13 @@ class Worker:
             self._spawn(attempt.run(), attempt)
 
     def _attempt(self, request: GenerateRequest, delivery: Delivery) -> Attempt:
+        adopted = self._is_foreign(delivery)
+        if adopted:
+            namespace = msgspec.structs.replace(
+                request.namespace, fingerprint=self._core.identity.fingerprint
+            )
+            request = msgspec.structs.replace(request, namespace=namespace)
+            log.warning("request %s is taken over: no worker of its fingerprint is left", request.request_id)
         attempt = Attempt(
             self._core,
             self.publisher,
@@ -177,6 +202,7 @@ class Worker:
             delivery,
             engine_id=f"{request.request_id}.{next(self._numbers)}",
             busy=self._busy,
+            adopted=adopted,
         )
         self._attempts[request.request_id] = attempt
         self._by_engine_id[attempt.engine_id] = attempt
@@ -198,6 +224,19 @@ class Worker:
         if task is not None:
             self._tasks[task] = attempt
         return await attempt.run()
+
+    def _is_foreign(self, delivery: Delivery) -> bool:
+        """Whether it comes from another fingerprint's queue."""
+        ours = subjects.queued(self._core.identity.fingerprint)
+        return not matches(ours, delivery.message.subject)
+
+    async def _pass_on(self, delivery: Delivery) -> str:
+        """Another model's: for a worker of that."""
+        try:
+            await delivery.nak(delay_s=_PASS_ON_S)
+        except BurstlineError as error:
+            log.info("a delivery could not be handed back (%s); it goes by its ack wait", error.code)
+        return "passed_on"
 
     def _spawn(self, work: Coroutine[Any, Any, str], attempt: Attempt | None) -> None:
         task = asyncio.create_task(work)

@@ -32,6 +32,7 @@ async def _pulling(
         look_s=0.4,
         taken=lambda queue: None,
         seen=lambda counts: None,
+        gone=lambda fingerprint: False,
     )
     bells = await transport.subscribe(subjects.bells(FINGERPRINT))
     parts = [asyncio.create_task(puller.listen(bells)), asyncio.create_task(puller.look_around())]

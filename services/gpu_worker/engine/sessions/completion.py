@@ -28,7 +28,7 @@ class Completion:
         self._stop_ids = request.stop_ids
         self._max_tokens = request.max_tokens
         self._replay = ReplayDrafter(request.emitted)
-        self._journal_stands = request.reuse == "decode"
+        self._journal_stands = request.journal_stands or request.reuse == "decode"
         self._outbox: list[Emission] = []
 
     @property

@@ -83,12 +83,12 @@ async def _cancellation(line: Line) -> CancelRequest:
 
 
 @asynccontextmanager
-async def _other_version_beats(line: Line) -> AsyncIterator[None]:
-    """Workers of the model go on, with other weights."""
+async def _other_version_beats(line: Line, **changes: Any) -> AsyncIterator[None]:
+    """Workers of the model go on, with other numerics."""
 
     async def beat() -> None:
         while True:
-            line.gateway.fleet.note(line.worker.heartbeat(worker_id="w2", fingerprint="e" * 64))
+            line.gateway.fleet.note(line.worker.heartbeat(worker_id="w2", fingerprint="e" * 64, **changes))
             await asyncio.sleep(0.05)
 
     task = asyncio.create_task(beat())
@@ -103,7 +103,7 @@ async def test_a_request_that_no_worker_took_is_refused_within_the_grace() -> No
         line.worker.script = _nothing
         request = asyncio.create_task(line.chat())
         await line.work()
-        async with _other_version_beats(line), asyncio.timeout(10):
+        async with asyncio.timeout(10):
             answer = await request
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "workers_gone")
         assert answer.headers["retry-after"]
@@ -115,7 +115,7 @@ async def test_a_stream_that_began_ends_in_band() -> None:
         line.worker.script = _half
         stream = asyncio.create_task(line.chat(stream=True))
         await line.work()
-        async with _other_version_beats(line), asyncio.timeout(10):
+        async with _other_version_beats(line, vocabulary_size=7), asyncio.timeout(10):
             answer = await stream
         lines = [line for line in answer.text.splitlines() if line.startswith("data: ")]
         error: dict[str, Any] = json.loads(lines[-2].removeprefix("data: "))
@@ -123,6 +123,29 @@ async def test_a_stream_that_began_ends_in_band() -> None:
         assert lines[-1] == "data: [DONE]"
         assert any("Hello" in chunk for chunk in lines)
         assert (await _cancellation(line)).reason == "operator"
+
+
+async def test_c1_7_a_request_waits_for_the_heirs_of_its_workers() -> None:
+    async with running_line(**SHORT) as line:
+        adopted = asyncio.Event()
+
+        async def script(work: Work) -> None:
+            await work.start()
+            await work.burst(ids("Hello"))
+            await adopted.wait()
+            work.attempt = 2
+            await work.start()
+            await work.burst(ids(" there"))
+            await work.end()
+
+        line.worker.script = script
+        request = asyncio.create_task(line.chat())
+        await line.work()
+        async with _other_version_beats(line):
+            await until(lambda: not line.gateway.fleet.staffed(line.worker.heartbeat().fingerprint))
+            assert line.gateway.fleet.has_heirs("pocket", line.worker.heartbeat().fingerprint)
+            adopted.set()
+            assert (await request).json()["choices"][0]["message"]["content"] == "Hello there"
 
 
 async def test_a_worker_that_comes_back_in_time_goes_on() -> None:

@@ -148,7 +148,7 @@ class World:
             max_drafts=7,
         )
         worker, drain = Worker(core), Drain()
-        own = subjects.work_consumer(subjects.request_to(FINGERPRINT, worker_id), ack_wait_s=15.0)
+        own = subjects.work_consumer(subjects.request_to(engine.fingerprint, worker_id), ack_wait_s=15.0)
         task = asyncio.create_task(worker.run(await transport.ensure_consumer(own), drain))
         running = Running(worker, core, engine, transport, drain, task)
         self.workers.append(running)

@@ -62,6 +62,7 @@ async def _desk(limit: int, *, bells: bool = True, look_s: float = 0.02) -> Asyn
         look_s=look_s,
         taken=desk.queues.append,
         seen=lambda counts: None,
+        gone=lambda fingerprint: False,
     )
     heard = await transport.subscribe(subjects.bells(FINGERPRINT) if bells else "nothing")
     tasks = [asyncio.create_task(desk.puller.listen(heard)), asyncio.create_task(desk.puller.look_around())]
