@@ -62,9 +62,8 @@ def _route(
     left = x
     for number in tl.static_range(K):
         best = tl.max(left, axis=0)
-        found = tl.min(
-            tl.where(left == best, at, EXPERTS - 1), axis=0
-        )  # a NaN finds the last expert, and stays NaN
+        # A NaN finds the last expert, and stays NaN.
+        found = tl.min(tl.where(left == best, at, EXPERTS - 1), axis=0)
         chosen = tl.where(rank == number, found, chosen)
         weight = tl.where(rank == number, tl.exp(best - top), weight)
         left = tl.where(at == found, -float("inf"), left)

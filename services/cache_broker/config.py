@@ -26,7 +26,7 @@ class BrokerSettings(Settings):
     sweep_interval_s: float = Field(default=5.0, gt=0)
     journal_grace_s: float = Field(
         default=900.0, gt=0
-    )  # a request's tokens can be read for so long after its end
+    )  # a request's tokens can be read so long after its end
     idempotency_s: float = Field(default=840.0, gt=0)  # a finished request is replayed to its key for so long
     ledger_retention_s: float = Field(default=7 * 24 * 3600.0, gt=0)  # history of entries that are gone
     health_host: str = "127.0.0.1"

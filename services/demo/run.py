@@ -211,9 +211,8 @@ def _show_trace(common: CommonSettings, trace_id: str) -> int:
     spans = TraceStore(common.data_dir / TRACES_FILE).read(trace_id)
     width = None if sys.stdout.isatty() else WIDTH
     Console(width=width).print(render_waterfall(essential(spans)))
-    command = (
-        "burstline" if shutil.which("burstline") else shlex.quote(sys.argv[0])
-    )  # outside its environment
+    # Outside its environment the command has no name of its own.
+    command = "burstline" if shutil.which("burstline") else shlex.quote(sys.argv[0])
     out(
         f"{len(spans)} spans from HTTP to SQL. All of them: "
         f"{command} trace {trace_id[:8]} --data-dir {shlex.quote(str(common.data_dir))}"

@@ -15,9 +15,8 @@ class SpecGate:
 
     low: int = 2
     high: int = 4
-    least_gain: float | None = (
-        None  #: tokens a second over those of plain decode; null = the load alone decides
-    )
+    least_gain: float | None = None
+    """Tokens a second over those of plain decode; null = the load alone decides."""
 
     def __post_init__(self) -> None:
         if self.low < 1 or self.high < self.low + 1:

@@ -79,22 +79,18 @@ class SequenceState:
 
     tokens: list[int] = field(default_factory=list)  #: committed ids, one a cache row
     prompt_len: int | None = None  #: set by the first prefill, then fixed; splits prompt from generated rows
-    block_table: list[int] = field(
-        default_factory=list
-    )  #: entry i holds rows 64 i ..; one reference held on each
+    block_table: list[int] = field(default_factory=list)
+    """Entry i holds rows 64 i ..; one reference held on each."""
     slot_idx: int | None = None  #: recurrent slot, a fixed address; null for host-only states
-    kv_valid_tokens: int = (
-        0  #: rows that were written in every layer of the trunk; nothing above is ever cached
-    )
-    draft_valid_tokens: int = (
-        0  #: the same of the draft plane, what its drafter knows and will write included
-    )
+    kv_valid_tokens: int = 0
+    """Rows that were written in every layer of the trunk; nothing above is ever cached."""
+    draft_valid_tokens: int = 0
+    """The same of the draft plane, what its drafter knows and will write included."""
     layer_states: tuple[int | None, ...] = ()
     """One a layer: the slot that its recurrent state or ring is in; null for attention over all rows, which are in the
     blocks (R-Q3)."""
-    chunked_prefill_meta: ChunkedPrefillMeta | None = (
-        None  #: made by the first chunk, gone with the sequence (R-Q11)
-    )
+    chunked_prefill_meta: ChunkedPrefillMeta | None = None
+    """Made by the first chunk, gone with the sequence (R-Q11)."""
     adapter_id: int = 0  #: part of the prefix key; 0 leaves the key unchanged
     marconi_skip_to: int = 0  #: position restored by the lookup of chunk 0; rows below are never computed
     marconi_exact_snap: int | None = None
@@ -109,15 +105,12 @@ class SequenceState:
     prefix_lookup_applied: bool = False  #: a retried chunk 0 replays the decision instead of asking again
     session_hash: int = 0  #: owner of what is kept of it; 0 = untracked: nothing is kept and nothing restored
     proposer_state: ProposerState | None = None  #: the drafter's, when it was kept; null without a head
-    last_decode_ckpt_block: int | None = (
-        None  #: block of the newest decode checkpoint; null before the first (R-Q17)
-    )
-    from_decode: bool = (
-        False  #: goes on from decode-made rows of another turn: nothing of it is published (C1.3)
-    )
-    collect_prompt_logprobs: int | None = (
-        None  #: alternatives to list of every prompt row; null = none are made
-    )
+    last_decode_ckpt_block: int | None = None
+    """Block of the newest decode checkpoint; null before the first (R-Q17)."""
+    from_decode: bool = False
+    """Goes on from decode-made rows of another turn: nothing of it is published (C1.3)."""
+    collect_prompt_logprobs: int | None = None
+    """Alternatives to list of every prompt row; null = none are made."""
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  #: entry i scores prompt token i + 1
     guard: ResourceGuard = field(default_factory=ResourceGuard)
 

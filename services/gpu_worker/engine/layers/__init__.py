@@ -1,7 +1,7 @@
 """Layers of the trunk: each owns its packed weights and calls kernels; none knows requests or pools' owners.
 
-    steps    what a forward needs besides weights          block, dense_block     the residual blocks, hybrid and dense
-    paged    what all attention layers share               gated_attention, attention   of hybrid and of dense models
-    local    the same rows in the rings of sliding layers  gated_delta    the recurrent mixer
-    mlp, mixture   the feed-forward layer, one or of experts
+steps    what a forward needs besides weights          block, dense_block     the residual blocks, hybrid and dense
+paged    what all attention layers share               gated_attention, attention   of hybrid and of dense models
+local    the same rows in the rings of sliding layers  gated_delta    the recurrent mixer
+mlp, mixture   the feed-forward layer, one or of experts
 """

@@ -29,9 +29,8 @@ def append_rows(session: Session, runner: AppendForward) -> Tensor:
     """One launch of prompt rows off the grid; answers their hiddens [n, H]. On the grid the slot is settled and the draft
     plane whole, so that prefill can go on."""
     rows = session.append_launch()
-    _write_draft_rows(
-        session, runner
-    )  # of the launch before: a call of the head takes few more rows than a verify
+    # Those of the launch before: a call of the head takes few more rows than a verify.
+    _write_draft_rows(session, runner)
     (hidden,) = runner.verify([rows])
     runner.accept(rows.slot, len(rows.tokens))
     session.appended(rows, hidden)
