@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from typing import Any
 
 import pytest
 
-from shared.asgi import serve
+from shared.asgi import bind, serve
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: here\r\n\r\n"
 REFUSED_BODY = b"POST / HTTP/1.1\r\nHost: here\r\nContent-Length: 1000\r\n\r\n{"
@@ -104,4 +105,21 @@ async def test_a_length_told_twice_alike_is_one_length() -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"POST / HTTP/1.1\r\nHost: here\r\nContent-Length: 1\r\nContent-Length: 1\r\n\r\n.")
         assert (await reader.readuntil(b"ok")).startswith(b"HTTP/1.1 200")
+        writer.close()
+
+
+async def test_an_accepted_connection_sends_small_writes_at_once() -> None:
+    """asyncio turns Nagle's algorithm off by what the listener says of itself; else each first token waits 40 ms."""
+    accepted: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    async def meet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        accepted.set_result(
+            writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        )
+        writer.close()
+
+    listener = bind("127.0.0.1", 0)
+    async with await asyncio.start_server(meet, sock=listener):
+        _, writer = await asyncio.open_connection(*listener.getsockname()[:2])
+        assert await asyncio.wait_for(accepted, 10)
         writer.close()
