@@ -124,8 +124,8 @@ async def _measure(
     async with AsyncExitStack() as stack:
         transport = await connect(line.nats_url, name="bench-queue")
         stack.push_async_callback(transport.close)
-        ours = await stack.enter_async_context(Connection(line.gateway_url, line.key))
         peer, why = await _peer(stack, litellm, folder, report)
+        ours = await stack.enter_async_context(Connection(line.gateway_url, line.key))
         report("one request at a time")
         bare, first, bursts, theirs = await _in_turns(transport, ours, peer, rounds)
         report(f"{CALLERS} callers at once")
@@ -148,10 +148,10 @@ async def _peer(
         return None, "no virtual environment with litellm[proxy] was named (--litellm)"
     report("LiteLLM's proxy starts")
     try:
-        url = await stack.enter_async_context(proxy(environment, folder))
+        url, key = await stack.enter_async_context(proxy(environment, folder))
     except (BurstlineError, TimeoutError, OSError) as error:
         return None, f"its proxy did not come up: {error or type(error).__name__}"
-    return await stack.enter_async_context(Connection(url, "none")), ""
+    return await stack.enter_async_context(Connection(url, key)), ""
 
 
 async def _in_turns(

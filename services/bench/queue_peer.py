@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -41,6 +42,9 @@ async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
         while True:
             asked = (await reader.readuntil(b"\r\n\r\n")).lower()
             length = int(asked.partition(b"content-length:")[2].split(b"\r\n")[0] or 0)
+            if not length:  # it looks round at its start, and need find nothing
+                writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
+                continue
             words = int(json.loads(await reader.readexactly(length)).get("max_tokens", 1))
             writer.write(head + _events(words))
             await writer.drain()
@@ -49,8 +53,8 @@ async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
 
 
 @asynccontextmanager
-async def proxy(environment: Path, folder: Path) -> AsyncIterator[str]:
-    """The proxy's URL while the block runs. `environment` is a virtual environment that has litellm[proxy].
+async def proxy(environment: Path, folder: Path) -> AsyncIterator[tuple[str, str]]:
+    """The proxy's URL and a key while the block runs. `environment` is a virtual environment that has litellm[proxy].
 
     Raises:
         Unavailable: it is not there, or does not come up.
@@ -74,16 +78,17 @@ async def proxy(environment: Path, folder: Path) -> AsyncIterator[str]:
     }
     file, port = folder / "litellm.yaml", free_port()
     file.write_text(json.dumps(settings), encoding="utf-8")  # JSON is YAML
+    key = f"sk-{secrets.token_hex(16)}"  # it refuses to start without one
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("BURSTLINE_")}
     with (folder / "litellm.log").open("wb") as log:
         process = await asyncio.create_subprocess_exec(
             str(command), "--config", str(file), "--host", LOOPBACK, "--port", str(port), "--num_workers", "1",
-            "--telemetry", "False", stdout=log, stderr=log, env=inherited,
+            "--telemetry", "False", stdout=log, stderr=log, env=inherited | {"LITELLM_MASTER_KEY": key},
         )  # fmt: skip
     try:
         url = f"http://{LOOPBACK}:{port}"
-        await _up(url, process)
-        yield url
+        await _up(url, key, process)
+        yield url, key
     finally:
         if process.returncode is None:
             process.terminate()
@@ -95,11 +100,11 @@ async def proxy(environment: Path, folder: Path) -> AsyncIterator[str]:
         server.close()
 
 
-async def _up(url: str, process: asyncio.subprocess.Process) -> None:
+async def _up(url: str, key: str, process: asyncio.subprocess.Process) -> None:
     async with asyncio.timeout(START_S):
         while process.returncode is None:
             try:
-                async with Connection(url, "none") as connection:
+                async with Connection(url, key) as connection:
                     (await connection.stream(body(1))).first_text_ms()
                     return
             except (OSError, ValueError, BurstlineError):

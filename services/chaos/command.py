@@ -235,8 +235,12 @@ class Run:
                 highlight=False,
             )
         if json_file is not None:
-            kinds = " ".join(f"--kind {kind}" for kind in self._kinds)
-            write(json_file, evidence(f"chaos --seed {self._seed} {kinds}", found, told))
+            kinds = (
+                "" if set(self._kinds) == set(Kind) else "".join(f" --kind {kind}" for kind in self._kinds)
+            )
+            write(
+                json_file, evidence(f"chaos --count {len(records)} --seed {self._seed}{kinds}", found, told)
+            )
         return 0 if all(bar.holds for bar in told) else 1
 
     def _tell(self, text: str) -> None:
