@@ -62,18 +62,24 @@ def validate(schema: type[T], value: Mapping[str, object]) -> T:
 
 
 def _invalid(error: ValidationError, value: Mapping[str, object]) -> InvalidRequest:
-    """The deepest fault of several: in a union it is the one about the kind that was meant."""
+    """The most telling fault of several: in a union it is the one about the kind that was meant."""
     faults = [
         (path_of(fault["loc"], value, missing=fault["type"] == "missing"), fault)
         for fault in error.errors(include_url=False, include_input=False, include_context=True)
     ]
-    path, fault = max(faults, key=lambda pair: len(pair[0]))
+    path, fault = max(faults, key=lambda pair: _telling(pair[0], pair[1]["type"]))
     if fault["type"] in ("union_tag_invalid", "union_tag_not_found"):
         path = (*path, "role")
     param = spell(path)
     if fault["type"] == "extra_forbidden":
         return InvalidRequest(f"unknown field: {param}", param=param, code="unknown_field")
     return InvalidRequest(f"{param}: {fault['msg']}", param=param)
+
+
+def _telling(path: Sequence[int | str], kind: str) -> tuple[int, bool, int]:
+    """Of the kinds of a union the one that was meant fits deepest, then in its type, then over most items: a list stops
+    at its first fault."""
+    return len(path), not kind.endswith("_type"), path[-1] if path and isinstance(path[-1], int) else -1
 
 
 def path_of(location: Sequence[int | str], value: object, *, missing: bool) -> tuple[int | str, ...]:
