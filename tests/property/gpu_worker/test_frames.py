@@ -27,6 +27,7 @@ def test_frames_fold_to_what_was_told(
         attempt=1,
         starts=1,
         fingerprint="f",
+        mixed=False,
         worker_id="w",
         terminal=None,
         tokens=tuple(map(tuple, told)),
