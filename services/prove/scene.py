@@ -25,9 +25,8 @@ class Scene:
     arrival: int  #: driver step at which the request is submitted
     rng: random.Random
     planted: int = 0  #: requests that plants have run
-    shared: bool = (
-        False  #: another request captures in this namespace: the cell may find more cached than planted
-    )
+    shared: bool = False
+    """Another request captures in this namespace: the cell may find more cached than planted."""
 
     @property
     def deepest(self) -> int:

@@ -6,6 +6,7 @@ where it lies (`pick`), or turns into host memory by numpy's own protocol, `np.a
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any, TypeAlias
 
@@ -19,15 +20,26 @@ from services.gpu_worker.engine.requests import SamplingParams
 from shared.errors import EngineFault
 
 
-class CardRow:
-    """One row of logits on a card."""
+class CardRow(ABC):
+    """One row of logits of a card."""
+
+    @abstractmethod
+    def pick(self, rules: SamplingParams, position: int, choice: int) -> int:
+        """The token at `position` by rules that `device_pickable` allows; -1 = no finite largest value. Waits for it."""
+
+    @abstractmethod
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[np.float32]:
+        """Its values [V] in host memory. Raises EngineFault when they are gone."""
+
+
+class HeldRow(CardRow):
+    """A row that lies on the card."""
 
     def __init__(self, row: Tensor) -> None:
         """[1, V] float32."""
         self._row = row
 
     def pick(self, rules: SamplingParams, position: int, choice: int) -> int:
-        """The token at `position` by rules that `device_pickable` allows; -1 = no finite largest value. Waits for it."""
         plan = sampling.PickPlan.empty(1, 1, truncate=rules.top_k > 0)
         plan.fill([rules], [choice], vocab=self._row.shape[1])
         plan.starts.fill_(position - 1)
@@ -60,7 +72,7 @@ class CardLogits:
         return len(self._rows)
 
     def __iter__(self) -> Iterator[CardRow]:
-        return (CardRow(self._rows[number : number + 1]) for number in range(len(self._rows)))
+        return (HeldRow(self._rows[number : number + 1]) for number in range(len(self._rows)))
 
     def numpy(self) -> list[CardRow]:
         """The rows, which are not copied yet."""

@@ -181,9 +181,8 @@ class Finished:
     stop_id: int | None
     telemetry: SpecTelemetry
     end_ns: int
-    reuse: ReuseKind = (
-        "exact"  #: "decode": its prefix holds decode-made rows, so a cold run may say other tokens (C1.3)
-    )
+    reuse: ReuseKind = "exact"
+    """With "decode" its prefix holds decode-made rows, so a cold run may say other tokens (C1.3)."""
 
 
 Event: TypeAlias = (

@@ -21,9 +21,8 @@ class Candidate:
     replay_tokens: int  #: rows to compute again from the nearest state below, if this state goes
     blocks: int  #: freed with it; 0 while an entry stands on its rows
     snapshots: int
-    flops_per_byte: float = (
-        0.0  #: what a hit saves beyond the nearest state below, over the bytes that going frees
-    )
+    flops_per_byte: float = 0.0
+    """What a hit saves beyond the nearest state below, over the bytes that going frees."""
 
 
 Policy = Callable[[Sequence[Candidate], int], list[Candidate]]
