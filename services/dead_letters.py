@@ -112,7 +112,7 @@ async def requeue(transport: Transport, clock: Clock, place: int, *, deadline_s:
     )
     subject = subjects.request_shared(request.namespace.fingerprint, request.priority, request.tenant)
     headers = {name: value for name, value in found.stored.headers.items() if name != REASON}
-    headers["burstline-deadline-ns"] = str(request.deadline_ns)
+    headers[subjects.DEADLINE] = str(request.deadline_ns)
     if not await _known(transport, request_id):
         data = await bodies.pack(
             transport, request, headers, most_bytes=len(request.prompt), timeout=_APPEND_S

@@ -21,17 +21,23 @@ BEATS_S: Final = 20.0
 AUDIT_TIMEOUT_S: Final = 180
 
 
+async def queued(transport: Transport) -> int:
+    """Requests in the queue, waiting or claimed."""
+    counts = await transport.waiting(subjects.REQUESTS.name, subjects.REQUESTS.subjects[0])
+    return sum(counts.values())
+
+
 async def stories(transport: Transport) -> dict[str, Story]:
     """Every journal that is kept, by request."""
     name = subjects.JOURNAL.name
     found = {}
-    for subject in await transport.waiting(name, "tok.*"):
+    for subject in await transport.waiting(name, subjects.JOURNAL.subjects[0]):
         messages: list[StreamMessage] = []
         for received in await transport.read(name, subject):
             message = codec.decode(received.data)
             assert isinstance(message, Started | PromptScores | Frame | Terminal)
             messages.append(message)
-        found[subject.removeprefix("tok.")] = story(messages)
+        found[subjects.request_of(subject)] = story(messages)
     return found
 
 

@@ -32,7 +32,6 @@ from shared.clock import SYSTEM
 from shared.config import CommonSettings, load
 from shared.errors import BurstlineError
 from shared.evidence import evidence, write
-from shared.protocol import subjects
 from shared.protocol.messages import Heartbeat
 from shared.transport.base import Transport
 from shared.transport.nats import connect
@@ -169,7 +168,7 @@ class Run:
 
         def idle() -> bool:
             line.tick()
-            return not thread.run(transport.waiting(subjects.REQUESTS.name, "req.>"))
+            return not thread.run(baseline.queued(transport))
 
         until(idle, timeout_s=FINISH_S / 2, interval_s=0.5)
         return thread.run(baseline.stories(transport))
@@ -182,7 +181,7 @@ class Run:
         pools: dict[str, Heartbeat],
         files: dict[tuple[str, int], int],
     ) -> judging.Quiet:
-        queued = sum(thread.run(transport.waiting(subjects.REQUESTS.name, "req.>")).values())
+        queued = thread.run(baseline.queued(transport))
         audited = baseline.audit()
         until_ns = SYSTEM.monotonic_ns() + int(AUDIT_S * 1e9)
         while audited.returncode != 0 and SYSTEM.monotonic_ns() < until_ns:

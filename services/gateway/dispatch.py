@@ -149,8 +149,8 @@ class Dispatcher:
         """What travels beside a request: the trace, and what an operator may want to see without decoding."""
         return {
             **self._telemetry.headers(parent),
-            "burstline-tenant": request.tenant,
-            "burstline-deadline-ns": str(request.deadline_ns),
+            subjects.TENANT: request.tenant,
+            subjects.DEADLINE: str(request.deadline_ns),
         }
 
     async def abort(self) -> None:

@@ -59,7 +59,7 @@ class Queues:
 
     def _count(self, subject: str, requests: int) -> None:
         self._by_subject[subject] += requests
-        self._by_model[subject.split(".")[1]] += requests
+        self._by_model[subjects.fingerprint_of(subject)] += requests
 
     def admit(self, fingerprint: str, tenant: str, *, requests: int = 1) -> None:
         """Let `requests` more of a tenant in.

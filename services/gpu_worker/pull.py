@@ -128,7 +128,11 @@ class Puller:
         self._looks += 1
         if self._looks % _FAR == 0:
             far = await self._transport.waiting(subjects.REQUESTS.name, subjects.REQUESTS.subjects[0])
-            counts |= {subject: count for subject, count in far.items() if self._gone(subject.split(".")[1])}
+            counts |= {
+                subject: count
+                for subject, count in far.items()
+                if self._gone(subjects.fingerprint_of(subject))
+            }
         self._turns.looked(counts)
 
     # ---- taking it -------------------------------------------------------------------------------------------------

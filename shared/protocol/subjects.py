@@ -42,6 +42,9 @@ from shared.protocol.messages import (
 )
 
 LANES: Final = 32
+TENANT: Final = "burstline-tenant"
+DEADLINE: Final = "burstline-deadline-ns"
+"""Headers of a request, which tell an operator without decoding; what counts is in the request."""
 DEAD_REASON: Final = "burstline-reason"
 """Header of a dead letter: the code of what it was given up for."""
 PRIORITIES: Final[tuple[Priority, ...]] = ("high", "normal", "low")
@@ -234,6 +237,16 @@ def bells(fingerprint: str) -> str:
 def rung(bell: str) -> str:
     """The request subject that a bell tells of."""
     return f"req.{bell.partition('.')[2]}"
+
+
+def fingerprint_of(subject: str) -> str:
+    """The short fingerprint in a request subject."""
+    return subject.split(".")[1]
+
+
+def request_of(journal: str) -> str:
+    """The request whose journal a `tok.<request>` subject is."""
+    return journal.partition(".")[2]
 
 
 def queue_of(subject: str) -> str:
