@@ -15,7 +15,6 @@ from services.chaos.schedule import Kind
 from shared.evidence import Bar
 
 CLAIMS_LOST: Final = (Kind.WORKER_KILL, Kind.WORKER_STOP, Kind.WORKER_DRAIN)
-GATEWAYS: Final = (Kind.GATEWAY_KILL, Kind.GATEWAY_DRAIN)
 TOLD: Final = 20
 FILES_SPARE: Final = 24
 """Open files more than at the start that are no leak: pooled connections that had not been needed."""
@@ -144,7 +143,7 @@ def takeover_figures(seconds: Sequence[float]) -> dict[str, float]:
 
 
 def bars(verdict: Verdict, asked: Sequence[Asked], records: Sequence[Record], quiet: Quiet) -> list[Bar]:
-    """What a run promises. A stream without a key may break with its gateway, and never otherwise."""
+    """What a run promises. A stream without a key may break with a killed gateway, and never otherwise."""
     kinds = {record.kind for record in records}
     judged = [one for one in asked if one.way is not Way.DEADLINE]
     broken = sum(one.end is End.BROKEN for one in judged)
@@ -173,7 +172,7 @@ def bars(verdict: Verdict, asked: Sequence[Asked], records: Sequence[Record], qu
             "files",
         ),
     ]
-    if not kinds & set(GATEWAYS):
+    if Kind.GATEWAY_KILL not in kinds:
         told.append(Bar.zero("broken connections", broken, "connections"))
     if kinds <= set(CLAIMS_LOST):
         told.append(Bar.zero("failed or refused requests", failed + refused, "requests"))
