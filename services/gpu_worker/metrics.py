@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -17,67 +18,51 @@ class WorkerMetrics:
     """What a worker counts. One instance a process and registry."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.requests = Counter(
+        counter = partial(Counter, registry=registry)
+        self.requests = counter(
             "burstline_worker_requests",
             "Attempts by how they ended (done, failed, cancelled, fenced, abandoned, refused, handed_back)",
             ["end"],
-            registry=registry,
         )
-        self.cache = Counter(
-            "burstline_worker_cache_decisions", "Cache decisions of requests", ["decision"], registry=registry
-        )
-        self.captures = Counter(
-            "burstline_worker_captures", "Boundary captures by outcome", ["outcome"], registry=registry
-        )
-        self.evictions = Counter(
-            "burstline_worker_evictions", "Entries evicted, by reason", ["reason"], registry=registry
-        )
-        self.tokens = Counter("burstline_worker_tokens", "Completion tokens", registry=registry)
-        self.prompt_tokens = Counter("burstline_worker_prompt_tokens", "Prompt tokens", registry=registry)
-        self.cached_tokens = Counter(
-            "burstline_worker_cached_tokens", "Prompt tokens served from entries", registry=registry
-        )
-        self.rounds = Counter("burstline_worker_rounds", "Verify rounds", registry=registry)
-        self.drafted = Counter("burstline_worker_drafted_tokens", "Drafted tokens", registry=registry)
-        self.accepted = Counter("burstline_worker_accepted_tokens", "Accepted drafts", registry=registry)
-        self.drafted_at = Counter(
+        self.cache = counter("burstline_worker_cache_decisions", "Cache decisions of requests", ["decision"])
+        self.captures = counter("burstline_worker_captures", "Boundary captures by outcome", ["outcome"])
+        self.evictions = counter("burstline_worker_evictions", "Entries evicted, by reason", ["reason"])
+        self.tokens = counter("burstline_worker_tokens", "Completion tokens")
+        self.prompt_tokens = counter("burstline_worker_prompt_tokens", "Prompt tokens")
+        self.cached_tokens = counter("burstline_worker_cached_tokens", "Prompt tokens served from entries")
+        self.rounds = counter("burstline_worker_rounds", "Verify rounds")
+        self.drafted = counter("burstline_worker_drafted_tokens", "Drafted tokens")
+        self.accepted = counter("burstline_worker_accepted_tokens", "Accepted drafts")
+        self.drafted_at = counter(
             "burstline_worker_position_drafted_tokens",
             "Drafted tokens of ended streams, by position in their draft (1 = the first)",
             ["position"],
-            registry=registry,
         )
-        self.accepted_at = Counter(
+        self.accepted_at = counter(
             "burstline_worker_position_accepted_tokens",
             "Accepted drafts of ended streams, by position in their draft",
             ["position"],
-            registry=registry,
         )
-        self.drafters_off = Counter(
+        self.drafters_off = counter(
             "burstline_worker_drafters_off",
             "Streams that lost their drafter, by drafter and reason (load, acceptance, context, draft_rows)",
             ["drafter", "reason"],
-            registry=registry,
         )
-        self.parked = Counter(
+        self.parked = counter(
             "burstline_worker_parked_streams",
             "Streams set aside because a step did not fit into memory, or to give way to an older one",
-            registry=registry,
         )
-        self.epochs = Counter(
+        self.epochs = counter(
             "burstline_worker_epochs_lost",
             "Epochs that the broker declared over: everything cached was given back",
-            registry=registry,
         )
-        self.frames = Counter("burstline_worker_frames", "Token frames journalled", registry=registry)
-        self.stalls = Counter(
-            "burstline_worker_stalled_requests",
-            "Requests left to others for lack of progress",
-            registry=registry,
+        self.frames = counter("burstline_worker_frames", "Token frames journalled")
+        self.stalls = counter(
+            "burstline_worker_stalled_requests", "Requests left to others for lack of progress"
         )
-        self.unbegun = Counter(
+        self.unbegun = counter(
             "burstline_worker_unbegun",
             "Deliveries given back by a fault before anything could be written of them",
-            registry=registry,
         )
         self.queue_depth = Gauge(
             "burstline_worker_queue_depth",
@@ -85,11 +70,10 @@ class WorkerMetrics:
             ["queue"],
             registry=registry,
         )
-        self.taken = Counter(
+        self.taken = counter(
             "burstline_worker_taken",
             "Deliveries, by the queue they came from (own, high, normal, low; spill = what another worker left, orphans = from other numerics)",
             ["queue"],
-            registry=registry,
         )
         self.queue_seconds = Histogram(
             "burstline_worker_queue_seconds",
