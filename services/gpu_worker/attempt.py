@@ -115,7 +115,7 @@ class Attempt:
         if not self._intake.alive(self._core.settings.stall_limit_s):
             return False
         await self._item.extend()
-        await self._look_for_cancel()
+        await self._look_for_cancels()
         return True
 
     # ---- its task --------------------------------------------------------------------------------------------------
@@ -169,7 +169,7 @@ class Attempt:
         verdict = claim.decide(
             request,
             state,
-            await self._look_for_cancel(),
+            await self._look_for_cancels(),
             fingerprint=core.identity.fingerprint,
             now_ns=core.clock.wall_ns(),
             max_attempts=core.settings.max_attempts,
@@ -264,12 +264,12 @@ class Attempt:
 
     # ---- pieces ----------------------------------------------------------------------------------------------------
 
-    async def _look_for_cancel(self) -> CancelRequest | None:
-        """The journalled cancellation, if any; noted at once. Raises Unavailable."""
-        message = await journal.cancellation(self._core.transport, self.request.request_id)
-        if message is not None:
+    async def _look_for_cancels(self) -> tuple[CancelRequest, ...]:
+        """The journalled cancellations; noted at once. Raises Unavailable."""
+        messages = await journal.cancellations(self._core.transport, self.request.request_id)
+        for message in messages:
             self._intake.cancel(message)
-        return message
+        return messages
 
     def _offer(self, capture: Captured) -> None:
         owner = Owner(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -45,7 +46,7 @@ Verdict: TypeAlias = AlreadyDone | Refuse | Cancelled | Run
 def decide(
     request: GenerateRequest,
     state: JournalState,
-    cancel: CancelRequest | None,
+    cancels: Sequence[CancelRequest],
     *,
     fingerprint: str,
     now_ns: int,
@@ -58,8 +59,8 @@ def decide(
     """
     if state.terminal is not None:
         return AlreadyDone()
-    if cancel is not None and covers_all(cancel, request.choices):
-        return Cancelled(cancel=cancel)
+    if covers_all(cancels, request.choices):
+        return Cancelled(cancel=cancels[-1])
     foreign = state.fingerprint not in (None, fingerprint)
     if request.namespace.fingerprint != fingerprint or (foreign and not adopted):
         return Refuse(failure=failure_of(_foreign()), dead_letter=False)
@@ -71,9 +72,10 @@ def decide(
     return Run(attempt=state.attempt + 1, forced=foreign or state.mixed)
 
 
-def covers_all(cancel: CancelRequest, choices: int) -> bool:
+def covers_all(cancels: Sequence[CancelRequest], choices: int) -> bool:
     """Whether nothing of the request is left to do."""
-    return cancel.choice is None or choices == 1
+    cut = {cancel.choice for cancel in cancels}
+    return None in cut or cut.issuperset(range(choices))
 
 
 def failure_of(error: BurstlineError) -> Failure:

@@ -139,16 +139,19 @@ async def last_only(transport: Transport, request_id: str, choices: int) -> Jour
     return replace(empty(choices), sequence=last.sequence if last else 0)
 
 
-async def cancellation(transport: Transport, request_id: str) -> CancelRequest | None:
-    """The journalled cancellation of a request, if any; one that cannot be read is none. Raises Unavailable."""
-    stored = await transport.last(subjects.CANCELS.name, subjects.cancel(request_id))
-    if stored is None:
-        return None
-    try:
-        return codec.decode_as(CancelRequest, stored.data)
-    except ProtocolError:
-        log.warning("an unreadable cancellation of %s is ignored", request_id)
-        return None
+async def cancellations(transport: Transport, request_id: str) -> tuple[CancelRequest, ...]:
+    """The journalled cancellations of a request, in their order: one for each choice that its reader cut, or one for
+    all of it. One that cannot be read is none. Raises Unavailable."""
+    subject = subjects.cancel(request_id)
+    if await transport.last(subjects.CANCELS.name, subject) is None:  # the usual answer, and the cheapest
+        return ()
+    found = []
+    for stored in await transport.read(subjects.CANCELS.name, subject, limit=_PAGE):
+        try:
+            found.append(codec.decode_as(CancelRequest, stored.data))
+        except ProtocolError:
+            log.warning("an unreadable cancellation of %s is ignored", request_id)
+    return tuple(found)
 
 
 def _folded(state: JournalState, page: Iterable[Received]) -> JournalState:

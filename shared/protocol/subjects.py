@@ -185,7 +185,7 @@ CANCELS: Final = StreamSpec(
     max_bytes=32 << 20,
     max_age_s=24 * 3600,
     max_msg_bytes=4096,
-    max_msgs_per_subject=1,
+    max_msgs_per_subject=65,  # a cut of each choice (BURSTLINE_GATEWAY_MAX_CHOICES is 64 at most) and one of all
     duplicate_window_s=120,
 )
 DEAD: Final = StreamSpec(

@@ -77,7 +77,7 @@ def _decide(state: journal.JournalState, *, adopted: bool) -> claim.Verdict:
     return claim.decide(
         request,
         state,
-        None,
+        (),
         fingerprint=FINGERPRINT,
         now_ns=request.created_ns,
         max_attempts=5,

@@ -131,3 +131,19 @@ async def test_a_resumed_request_reads_the_cancellation_before_it_runs() -> None
         assert second.engine.submitted == []
         assert (terminal.ends[0].finish, terminal.completion_tokens) == ("stop", 4)
         assert terminal.ends[0].emitted_tokens == len((await here.tokens())[0])
+
+
+async def test_cuts_of_several_choices_outlive_the_worker_that_heard_them() -> None:
+    async with world() as here:
+        first = await here.worker("w1", budget=3)
+        await here.enqueue(make_request(clock=here.clock, choices=3, max_tokens=40))
+        await until(lambda: first.engine.budget == 0)
+        await first.die()
+        await here.cancel(reason="stop_string", offset=2, choice=0)
+        await here.cancel(reason="stop_string", offset=1, choice=1)
+        await here.worker("w2")
+        here.clock.advance(16)
+        terminal = await here.terminal()
+        told = [(end.finish, end.completion_tokens) for end in terminal.ends]
+        assert told == [("stop", 2), ("stop", 1), ("length", 40)]
+        assert terminal.completion_tokens == 43

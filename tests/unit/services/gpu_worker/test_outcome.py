@@ -44,14 +44,14 @@ def _terminal(outcome: Outcome, *emitted: int, failure: Failure | None = None) -
 
 def _decide(
     state: journal.JournalState,
-    cancel: CancelRequest | None = None,
+    *cancels: CancelRequest,
     **changes: object,
 ) -> claim.Verdict:
     request = make_request(**changes)
     return claim.decide(
         request,
         state,
-        cancel,
+        cancels,
         fingerprint=FINGERPRINT,
         now_ns=request.created_ns,
         max_attempts=3,
@@ -78,6 +78,8 @@ def test_a_cancellation_of_one_of_several_choices_does_not_stop_the_request() ->
     assert _decide(_state(tokens=((), ())), _cancel(choice=1), choices=2) == claim.Run(attempt=1)
     assert isinstance(_decide(_state(), _cancel(choice=0)), claim.Cancelled)
     assert isinstance(_decide(_state(), _cancel()), claim.Cancelled)
+    both = _cancel(choice=1), _cancel(choice=0)
+    assert isinstance(_decide(_state(tokens=((), ())), *both, choices=2), claim.Cancelled)
 
 
 @pytest.mark.parametrize(
