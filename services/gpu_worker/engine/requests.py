@@ -64,7 +64,8 @@ class GenerateRequest:
     prompt_logprobs: int | None = None  #: k best of every prompt row; such a request bypasses the cache
     labels: tuple[str, ...] = ()  #: session, user, narrowest first: nominate a parked session, never a key
     emitted: tuple[int, ...] = ()  #: tokens that an earlier attempt journalled: verified, never emitted again
-    journal_stands: bool = False  #: they were decided by other numerics: where the picks differ, they stand (C1.7)
+    journal_stands: bool = False
+    """They were decided by other numerics: where the picks differ, they stand (C1.7)."""
 
     @property
     def key(self) -> tuple[str, int]:
