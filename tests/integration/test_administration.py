@@ -35,6 +35,9 @@ def test_a_tenant_its_key_and_its_limits() -> None:
     listed = run(administration.key, "list", "acme")
     assert key not in listed
     assert key[:11] in listed
+    run(administration.key, "create", "acme")
+    names = [row.split("\t")[2] for row in run(administration.key, "list", "acme").splitlines()[1:]]
+    assert sorted(names) == ["-", "laptop"], "an empty cell would shift a table that is read by eye"
     run(administration.quota, "set", "acme", "--max-concurrent", "5")
     assert run(administration.quota, "show", "acme").splitlines()[1].split("\t") == [
         "acme",

@@ -30,6 +30,7 @@ def test_every_delegated_command_exists_and_answers_help(name: str) -> None:
     answer = CliRunner().invoke(cli.app, [name, "--help"])
     assert answer.exit_code == 0, answer.output
     assert f"burstline {name}" in answer.output
+    assert "--install-completion" not in answer.output, "it would only tell of a part of the command"
 
 
 def test_a_missing_extra_is_named(

@@ -117,9 +117,14 @@ async def test_an_accepted_connection_sends_small_writes_at_once() -> None:
             writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
         )
         writer.close()
+        await writer.wait_closed()
+        over.set()
 
+    over = asyncio.Event()
     listener = bind("127.0.0.1", 0)
     async with await asyncio.start_server(meet, sock=listener):
         _, writer = await asyncio.open_connection(*listener.getsockname()[:2])
         assert await asyncio.wait_for(accepted, 10)
         writer.close()
+        await writer.wait_closed()
+        await asyncio.wait_for(over.wait(), 10)

@@ -86,7 +86,14 @@ def test_bars_hold_and_break_and_without_litellm_none_is_told_of_it() -> None:
 
 
 async def test_the_caller_reads_the_instant_servers_stream_and_tells_a_stream_without_text() -> None:
-    server = await asyncio.start_server(_answer, "127.0.0.1", 0)
+    over = asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await _answer(reader, writer)
+        await writer.wait_closed()
+        over.set()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     async with Connection(f"http://127.0.0.1:{port}", "none") as connection:
         for words in (1, 3):
@@ -94,5 +101,6 @@ async def test_the_caller_reads_the_instant_servers_stream_and_tells_a_stream_wi
             assert len(timed.events) == words + 1
             assert timed.first_text_ms() > 0
     server.close()
+    await asyncio.wait_for(over.wait(), 10)  # no connection outlives the loop
     with pytest.raises(Unavailable):
         Timed(sent_ns=0, events=()).first_text_ms()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from urllib.parse import urlsplit
 
@@ -13,16 +14,30 @@ from services.chaos.front import Front
 URL = "nats://user:secret@127.0.0.1:{}"
 
 
-async def _echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    while data := await reader.read(100):
-        writer.write(data)
-    writer.close()
+class Echo:
+    """Answers what it hears, and knows which connections are open."""
+
+    def __init__(self) -> None:
+        self.open: set[asyncio.Task[None]] = set()
+
+    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self.open.add(task)
+        task.add_done_callback(self.open.discard)
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(100):
+                writer.write(data)
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
 
 
 @pytest.fixture
 async def behind() -> AsyncIterator[tuple[Front, int]]:
-    """A front before an echo server, and its port."""
-    server = await asyncio.start_server(_echo, "127.0.0.1", 0)
+    """A front before an echo server, and its port. No connection outlives the loop."""
+    echo = Echo()
+    server = await asyncio.start_server(echo, "127.0.0.1", 0)
     front = Front()
     url = urlsplit(await front.open(URL.format(server.sockets[0].getsockname()[1])))
     assert (url.username, url.password) == ("user", "secret")
@@ -30,6 +45,8 @@ async def behind() -> AsyncIterator[tuple[Front, int]]:
     yield front, url.port
     await front.close()
     server.close()
+    async with asyncio.timeout(10):
+        await asyncio.gather(*echo.open)
 
 
 async def _say(port: int, data: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -71,7 +88,7 @@ async def test_without_a_server_a_connection_ends(unused_port: int) -> None:
 @pytest.fixture
 async def unused_port() -> int:
     """A port that was free a moment ago."""
-    server = await asyncio.start_server(_echo, "127.0.0.1", 0)
+    server = await asyncio.start_server(Echo(), "127.0.0.1", 0)
     port: int = server.sockets[0].getsockname()[1]
     server.close()
     await server.wait_closed()

@@ -48,4 +48,4 @@ def test_an_unknown_name_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert chosen(["nats-cut"]) == (Kind.NATS_CUT,)
     with pytest.raises(SystemExit):
         chosen(["nats-cat"])
-    assert "nats-cat" in capsys.readouterr().err
+    assert "--kind nats-cat is none of worker-kill," in capsys.readouterr().err
