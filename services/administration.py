@@ -247,6 +247,6 @@ def show(columns: tuple[str, ...], rows: list[tuple[object, ...]]) -> None:
 
 
 def _text(value: object) -> str:
-    if value is None:
+    if value is None or value == "":
         return "-"
     return value.isoformat(timespec="seconds") if hasattr(value, "isoformat") else str(value)

@@ -27,7 +27,9 @@ from services.prove.models import pocket, smallest
 from shared.errors import BurstlineError
 from shared.evidence import Bar, write
 
-app = typer.Typer(help="Measure speed against a baseline of the same run.", no_args_is_help=True)
+app = typer.Typer(
+    add_completion=False, no_args_is_help=True, help="Measure speed against a baseline of the same run."
+)
 
 
 @app.callback()
@@ -47,7 +49,9 @@ def spec(
     """Every drafter against plain decode: tokens a verify, forwards a token, acceptance, speed-up."""
     unknown = set(rule or ()) - set(RULES)
     if unknown:
-        raise typer.BadParameter(f"{sorted(unknown)} is none of {sorted(RULES)}", param_hint="--rule")
+        raise typer.BadParameter(
+            f"{', '.join(sorted(unknown))} is none of {', '.join(RULES)}", param_hint="--rule"
+        )
     loads = [Load(rule=one, batch=size) for one in rule or RULES for size in batch or BATCHES]
     try:
         results = run_spec(pocket(), loads, repeats=repeats, report=_progress)
@@ -150,7 +154,9 @@ def _end(command: str, shown: dict[str, Any], told: list[Bar], json_file: Path |
     """Write the evidence, tell the bars, exit with 1 when one does not hold."""
     _write(json_file, command, shown, told)
     for bar in told:
-        sys.stdout.write(f"{bar.name}: {bar.value:g} {bar.unit}{'' if bar.holds else '  NOT AS PROMISED'}\n")
+        sys.stdout.write(
+            f"{bar.name}: {bar.value:g} {bar.unit}{'' if bar.holds else f'  NOT AS PROMISED, limit {bar.limit:g}'}\n"
+        )
     raise typer.Exit(0 if all(bar.holds for bar in told) else 1)
 
 

@@ -230,7 +230,7 @@ class Run:
             console.print(quiet.audit_text, markup=False, highlight=False)
         for bar in told:
             console.print(
-                f"{bar.name}: {bar.value:g} {bar.unit}{'' if bar.holds else '  NOT AS PROMISED'}",
+                f"{bar.name}: {bar.value:g} {bar.unit}{'' if bar.holds else f'  NOT AS PROMISED, limit {bar.limit:g}'}",
                 highlight=False,
             )
         if json_file is not None:

@@ -54,7 +54,7 @@ def chosen(names: Sequence[str] | None) -> tuple[Kind, ...]:
     """The kinds of these names, all of them without any. Leaves the process (status 2) at a name that is none."""
     unknown = set(names or ()) - set(Kind)
     if unknown:
-        sys.stderr.write(f"burstline: {sorted(unknown)} is none of {', '.join(Kind)}\n")
+        sys.stderr.write(f"burstline: --kind {', '.join(sorted(unknown))} is none of {', '.join(Kind)}\n")
         raise SystemExit(2)
     return tuple(Kind(name) for name in names) if names else tuple(Kind)
 
