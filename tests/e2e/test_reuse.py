@@ -8,6 +8,7 @@ from tokenizers import Tokenizer
 
 from services.demo.client import Chat
 from services.demo.script import INSTRUCTIONS, QUESTIONS, Message
+from services.embedded.waiting import until
 from shared.config import POCKET
 from shared.telemetry import TRACES_FILE
 from shared.tracestore import TraceStore
@@ -45,6 +46,12 @@ def said(answers: list[dict[str, Any]]) -> list[list[int]]:
     return [answer["choices"][0]["token_ids"] for answer in answers]
 
 
+def traced(line: Line, trace_id: str) -> set[object]:
+    """What the spans of a trace that are stored by now say of its reuse; a worker stores them after its answer."""
+    store = TraceStore(line.folder / TRACES_FILE)
+    return {span.attributes.get("burstline.reuse") for span in store.read(trace_id)}
+
+
 def test_c1_3_turns_go_on_from_what_was_decoded_and_the_answer_names_it(line: Line) -> None:
     answers = converse(line, reuse="decode", cache_salt="one")
     first, *later = answers
@@ -54,8 +61,7 @@ def test_c1_3_turns_go_on_from_what_was_decoded_and_the_answer_names_it(line: Li
         assert (told["reuse"], told["exact"], told["cache_decision"]) == ("decode", False, "decode")
         whole = before["usage"]["prompt_tokens"] + before["usage"]["completion_tokens"]
         assert usage["prompt_tokens_details"]["cached_tokens"] == whole
-        spans = TraceStore(line.folder / TRACES_FILE).read(told["trace_id"])
-        assert any(span.attributes.get("burstline.reuse") == "decode" for span in spans)
+        assert until(lambda trace=told["trace_id"]: "decode" in traced(line, trace), timeout_s=60)
     again = converse(line, reuse="decode", cache_salt="two", speculation={"drafter": "none"})
     assert said(again) == said(answers), "the same history, the same stream, with no drafter"
     assert again[2]["burstline"]["reuse"] == "decode"
