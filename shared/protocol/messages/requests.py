@@ -92,7 +92,7 @@ class ClaimCheck(Message, frozen=True, kw_only=True):
 
 
 class CancelRequest(Message, frozen=True, kw_only=True):
-    """On `cxl.<request>`: journalled and read live. `offset` = completion tokens of choice 0 that the reader kept."""
+    """On `cxl.<request>`: journalled and read live. `offset` = completion tokens of the choice that its reader kept."""
 
     request_id: str
     reason: Literal["client_disconnected", "stop_string", "deadline", "operator"]

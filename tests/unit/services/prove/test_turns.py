@@ -15,6 +15,7 @@ from services.gpu_worker.engine.sequence import SequenceState
 from services.gpu_worker.engine.sessions import append
 from services.prove import turns
 from services.prove.turns import MANNERS, QUICK, Manner, tried
+from shared.errors import EngineFault
 
 WIDE = Manner(drafter="mtp K=3", rounds=7, chunk=512)
 
@@ -86,5 +87,5 @@ def test_what_drafters_read_changes_no_token(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_reference_that_shows_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DecodedStates, "find", lambda *_: None)
-    with pytest.raises(Exception, match="did not go on"):
+    with pytest.raises(EngineFault, match="did not go on"):
         turns.reference.__wrapped__("tiny", "greedy, logprobs")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from services.gpu_worker.engine.cache.captures import CaptureFailed
 from services.gpu_worker.engine.cache.entry import Capture
 from services.gpu_worker.engine.requests import GenerateRequest, Hit
 from services.gpu_worker.engine.sessions.base import Session
@@ -88,7 +89,7 @@ def test_fr_2_fr_3_a_capture_must_stand_at_the_newest_row() -> None:
     bench = Bench()
     item = request(ids(300), use_cache=False)
     session = bench.prime(item)
-    with pytest.raises(Exception, match="no boundary of this sequence"):
+    with pytest.raises(CaptureFailed, match="no boundary of this sequence"):
         bench.cache.capture(item, session.sequence, 128, session.last_hidden)
     assert bench.cache.capture_failures == 1
     bench.cache.check([session.sequence])
