@@ -1,6 +1,6 @@
 """Every subject, stream and consumer name, and their limits, in one place.
 
-    req.<fingerprint>.<priority>.<lane>   work, shared by all workers of a fingerprint; lane = hash(tenant) mod LANES
+    req.<fingerprint>.<priority>.<lane>   work, shared by all workers of a fingerprint; each tenant has a lane of its own
     req.<fingerprint>.to.<worker>         work for the worker that holds the entry; others take what it leaves
     bell.<fingerprint>.…                  "something came on req.<fingerprint>.…", without it (core NATS, by the server)
     tok.<request>                         the journal of a request: started, frames, one terminal
@@ -41,7 +41,6 @@ from shared.protocol.messages import (
     Withdraw,
 )
 
-LANES: Final = 32
 TENANT: Final = "burstline-tenant"
 DEADLINE: Final = "burstline-deadline-ns"
 """Headers of a request, which tell an operator without decoding; what counts is in the request."""
@@ -68,9 +67,9 @@ def short(fingerprint: str) -> str:
     return _token(fingerprint[:16], "fingerprint")
 
 
-def lane(tenant: str) -> int:
-    """A tenant's lane: stable across processes and releases (not Python's hash)."""
-    return int.from_bytes(hashlib.sha256(tenant.encode()).digest()[:4], "little") % LANES
+def lane(tenant: str) -> str:
+    """A tenant's lane: stable across processes and releases, and no other tenant's (64 bits of SHA-256, in hex)."""
+    return hashlib.sha256(tenant.encode()).hexdigest()[:16]
 
 
 def request_shared(fingerprint: str, priority: Priority, tenant: str) -> str:
@@ -258,7 +257,7 @@ def work_consumer(subject: str, *, ack_wait_s: float) -> ConsumerSpec:
     """The durable of one request subject, made by the first worker that finds something on it.
 
     max_deliver is unlimited: poison is counted by `started` without an end, and dead-lettered by us. Unused for as long as
-    a message can be there, it goes: a worker's id does not come again, a tenant's lane may.
+    a message can be there, it goes: a worker's id does not come again, and of tenants only those of these hours have one.
     """
     to = queue_of(subject) == "to"
     return ConsumerSpec(

@@ -208,14 +208,14 @@ def test_ids_that_would_widen_a_subject_are_refused(bad: str) -> None:
         subjects.dead("*" if bad == "*" else bad[:16] if len(bad) != 65 else "")
 
 
-@given(tenant=st.text())
-def test_lanes_are_stable_and_in_range(tenant: str) -> None:
-    assert 0 <= subjects.lane(tenant) < subjects.LANES
-    assert subjects.lane(tenant) == subjects.lane(tenant)
+@given(tenant=st.text(), other=st.text())
+def test_lanes_are_stable_and_each_tenant_has_its_own(tenant: str, other: str) -> None:
+    assert (subjects.lane(tenant) == subjects.lane(other)) == (tenant == other)
+    assert subjects.request_shared("f" * 64, "high", tenant).split(".")[3] == subjects.lane(tenant)
 
 
 def test_lane_of_a_known_tenant_is_the_same_in_every_release() -> None:
-    assert subjects.lane("demo") == 10
+    assert subjects.lane("demo") == "2a97516c354b6884"
 
 
 def test_examples_are_of_their_kind() -> None:
