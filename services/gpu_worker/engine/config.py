@@ -46,9 +46,15 @@ class ModelDims:
     window: int = 0
     """Keys that a row of a sliding layer sees, itself among them; 0 = there is no such layer."""
     experts: int = 0
-    """Of a mixture in the place of every feed-forward layer, whose shared expert is `intermediate` wide; 0 = dense."""
+    """Of a mixture in the place of the feed-forward layers, whose shared expert is `intermediate` wide; 0 = dense."""
     experts_per_row: int = 0
     expert_width: int = 0
+    expert_weights_sum_to_one: bool = True
+    """Whether the weights of a row's experts are divided by their sum."""
+    dense_layers: tuple[int, ...] = ()
+    """Layers of a mixture model that have a plain feed-forward layer, `dense_width` wide; the MTP head's layer counts as the
+    one after the last."""
+    dense_width: int = 0
 
     @property
     def attention_layers(self) -> int:
@@ -68,6 +74,10 @@ class ModelDims:
     def within(self, rows: int) -> ModelDims:
         """The same for sequences of at most `rows`, which fill no wider window: what is kept of one is not wider."""
         return replace(self, window=min(self.window, rows))
+
+    def mixes(self, layer: int) -> bool:
+        """Whether a layer's feed-forward part is a mixture of experts."""
+        return bool(self.experts) and layer not in self.dense_layers
 
     @property
     def planes(self) -> int:

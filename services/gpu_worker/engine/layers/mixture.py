@@ -2,34 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from kernels import experts, matmul
 from services.gpu_worker.engine.layers.mlp import MLP
 
+Choose = Callable[[Tensor], experts.Routes]
+"""float32 router logits [M, E] -> the experts of each row."""
+
 
 class Mixture:
-    """sum of the k best experts by weight, in router-rank order, + sigmoid(shared gate) * shared expert."""
+    """sum of the chosen experts by weight, in the router's order, + the shared expert, times a sigmoid if it is gated."""
 
     def __init__(
-        self, router: matmul.Packed, packed: experts.PackedExperts, shared: MLP, experts_per_row: int
+        self,
+        router: matmul.Packed,
+        choose: Choose,
+        packed: experts.PackedExperts,
+        shared: MLP,
+        *,
+        gated: bool,
     ) -> None:
-        """router [E + 1, H]: a row an expert, then the shared expert's gate."""
+        """router [E, H], a row an expert; of a `gated` shared expert [E + 1, H], its gate last."""
         self._router = router
+        self._choose = choose
         self._packed = packed
         self._shared = shared
-        self._k = experts_per_row
+        self._gated = gated
 
     def __call__(self, x: Tensor, *, prefill: bool) -> Tensor:
         """[M, H] -> [M, H]."""
         logits = matmul.linear(x, self._router, prefill=prefill, out_dtype=torch.float32)
-        routes = experts.route(logits[:, :-1].contiguous(), self._k)
+        count = self._packed.experts
         return experts.experts(
             x,
-            routes,
+            self._choose(logits[:, :count].contiguous()),
             self._packed,
             prefill=prefill,
             shared=self._shared(x, prefill=prefill),
-            shared_gate=logits[:, -1:].contiguous(),
+            shared_gate=logits[:, count:].contiguous() if self._gated else None,
         )

@@ -42,7 +42,7 @@ class MTPHead:
             weights,
             "mtp.layers.0.",
             _attention(dims, weights, "mtp.layers.0.", dims.draft_plane, pack),
-            pack,
+            _feed_forward(dims, weights, "mtp.layers.0.mlp.", len(dims.layer_types), pack),
         )
         self._final_scale = 1.0 + weights["mtp.norm.weight"]
         self._eps = dims.eps
@@ -150,6 +150,8 @@ def matmul_shapes(dims: ModelDims) -> set[tuple[int, int]]:
             (2 * dims.expert_width, dims.hidden),
             (dims.hidden, dims.expert_width),
         }
+    if dims.dense_layers:
+        shapes |= {(2 * dims.dense_width, dims.hidden), (dims.hidden, dims.dense_width)}
     return shapes
 
 
@@ -162,7 +164,8 @@ def _trunk(dims: ModelDims, weights: Mapping[str, Tensor], pack: Pack) -> list[B
             mixer, deltas = _delta(dims, weights, prefix, deltas, pack), deltas + 1
         else:
             mixer, planes = _attention(dims, weights, prefix, planes, pack), planes + 1
-        blocks.append(_block(dims, weights, prefix, mixer, pack))
+        mlp = _feed_forward(dims, weights, prefix + "mlp.", index, pack)
+        blocks.append(_block(dims, weights, prefix, mixer, mlp))
     return blocks
 
 
@@ -171,19 +174,25 @@ def _block(
     weights: Mapping[str, Tensor],
     prefix: str,
     mixer: GatedAttention | GatedDeltaNet,
-    pack: Pack,
+    mlp: MLP | Mixture,
 ) -> Block:
-    feed_forward = _mixture if dims.experts else _mlp
     return Block(
         mixer,
-        feed_forward(dims, weights, prefix + "mlp.", pack),
+        mlp,
         1.0 + weights[prefix + "input_layernorm.weight"],
         1.0 + weights[prefix + "post_attention_layernorm.weight"],
         dims.eps,
     )
 
 
-def _mlp(dims: ModelDims, weights: Mapping[str, Tensor], at: str, pack: Pack) -> MLP:
+def _feed_forward(
+    dims: ModelDims, weights: Mapping[str, Tensor], at: str, layer: int, pack: Pack
+) -> MLP | Mixture:
+    return _mixture(dims, weights, at, pack) if dims.mixes(layer) else mlp_of(weights, at, pack)
+
+
+def mlp_of(weights: Mapping[str, Tensor], at: str, pack: Pack) -> MLP:
+    """A SwiGLU layer, its name ending in a dot."""
     gate_up = torch.cat([weights[at + "gate_proj.weight"], weights[at + "up_proj.weight"]])
     return MLP(pack(gate_up, pairs=True), pack(weights[at + "down_proj.weight"]))
 
@@ -193,7 +202,9 @@ def _mixture(dims: ModelDims, weights: Mapping[str, Tensor], at: str, pack: Pack
     packed = experts.pack(
         weights[at + "experts.gate_up_proj"], weights[at + "experts.down_proj"], router.recipe
     )
-    return Mixture(router, packed, _mlp(dims, weights, at + "shared_expert.", pack), dims.experts_per_row)
+    shared = mlp_of(weights, at + "shared_expert.", pack)
+    choose = partial(experts.route, k=dims.experts_per_row, renormalise=dims.expert_weights_sum_to_one)
+    return Mixture(router, choose, packed, shared, gated=True)
 
 
 def _delta(

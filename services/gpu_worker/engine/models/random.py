@@ -47,11 +47,16 @@ def write_random_model(folder: Path, dims: ModelDims = TINY, *, seed: int = 0, w
     The same arguments give the same bytes. `with_mtp` overrides `dims.has_mtp`.
     """
     dims = replace(dims, has_mtp=with_mtp)
-    folder.mkdir(parents=True, exist_ok=True)
     generator = torch.Generator().manual_seed(seed)
-    weights = {name: _draw(name, shape, generator) for name, shape in checkpoint_shapes(dims).items()}
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(hf_config(dims), indent=2) + "\n", encoding="utf-8")
+    weights = {name: draw(name, shape, generator) for name, shape in checkpoint_shapes(dims).items()}
+    return write_folder(folder, hf_config(dims), weights)
+
+
+def write_folder(folder: Path, config: Mapping[str, object], weights: Mapping[str, Tensor]) -> Path:
+    """Write config.json, generation_config.json (id 2 ends a stream) and model.safetensors; returns the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(dict(weights), folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(dict(config), indent=2) + "\n", encoding="utf-8")
     (folder / "generation_config.json").write_text(
         '{"eos_token_id": [2], "do_sample": false}\n', encoding="utf-8"
     )
@@ -73,7 +78,7 @@ class DrawnWeights(Mapping[str, Tensor]):
         matrix = len(shape) == 2 or ".experts." in name
         dtype = self._placement.dtype if matrix else torch.float32
         generator = torch.Generator(self._placement.device).manual_seed(zlib.crc32(name.encode()))
-        return _draw(name, shape, generator, dtype)
+        return draw(name, shape, generator, dtype)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._shapes)
@@ -140,7 +145,7 @@ def hf_config(dims: ModelDims) -> dict[str, object]:
     }
 
 
-def _draw(
+def draw(
     name: str, shape: tuple[int, ...], generator: torch.Generator, dtype: torch.dtype = torch.float32
 ) -> Tensor:
     """Norms near their neutral value, decays between slow and fast, products that keep the scale of their input."""

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from services.gpu_worker.engine.config import FULL, SLIDING
 from services.gpu_worker.engine.models.dense import dense_shapes
 from services.gpu_worker.engine.models.dense_config import GEMMA3, LLAMA, MISTRAL, QWEN3, read_dense
+from services.gpu_worker.engine.models.random import write_folder
 
 WINDOW: Final = 100
 """Of the sliding layers: off the grid, so that windows begin inside of blocks."""
@@ -90,19 +89,13 @@ def write_random_dense(folder: Path, config: Mapping[str, Any], *, seed: int = 0
 
     The same arguments give the same bytes.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     generator = torch.Generator().manual_seed(seed)
     dims, traits = read_dense(config)
     centre = 0.0 if traits.zero_centred else 1.0
     weights = {
         name: _draw(name, shape, centre, generator) for name, shape in dense_shapes(dims, traits).items()
     }
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(dict(config), indent=2) + "\n", encoding="utf-8")
-    (folder / "generation_config.json").write_text(
-        '{"eos_token_id": [2], "do_sample": false}\n', encoding="utf-8"
-    )
-    return folder
+    return write_folder(folder, config, weights)
 
 
 def _draw(name: str, shape: tuple[int, ...], centre: float, generator: torch.Generator) -> Tensor:

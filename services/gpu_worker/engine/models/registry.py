@@ -20,6 +20,7 @@ from services.gpu_worker.engine.models.dense import DenseModel, dense_products, 
 from services.gpu_worker.engine.models.dense_config import read_dense
 from services.gpu_worker.engine.models.family import Model
 from services.gpu_worker.engine.models.hybrid import HybridModel, matmul_shapes
+from services.gpu_worker.engine.models.qwen3_next import NextWeights, next_shapes, read_next
 from services.gpu_worker.engine.models.tensors import Shapes, checkpoint_shapes
 from services.gpu_worker.engine.placement import Placement
 from shared.errors import EngineFault
@@ -55,6 +56,19 @@ def _hybrid(config: Mapping[str, Any], checkpoint: Checkpoint) -> Blueprint:
     )
 
 
+def _next(config: Mapping[str, Any], checkpoint: Checkpoint) -> Blueprint:
+    mixes = "mtp.layers.0.mlp.gate.weight" in checkpoint
+    dims = read_next(config, has_mtp=_has_mtp(checkpoint), mtp_mixes=mixes)
+    return Blueprint(
+        dims=dims,
+        tensors=next_shapes(dims),
+        products=matmul_shapes(dims),
+        build=lambda weights, recipe, placement: HybridModel(
+            dims, NextWeights(dims, weights), recipe, placement
+        ),
+    )
+
+
 def _dense(config: Mapping[str, Any], checkpoint: Checkpoint) -> Blueprint:
     dims, traits = read_dense(config)
     return Blueprint(
@@ -67,6 +81,7 @@ def _dense(config: Mapping[str, Any], checkpoint: Checkpoint) -> Blueprint:
 
 
 FAMILIES: Final[Mapping[str, Family]] = {
+    "qwen3_next": _next,
     "qwen3_5": _hybrid,
     "qwen3_5_moe": _hybrid,
     "qwen3_5_moe_text": _hybrid,

@@ -14,7 +14,7 @@ def checkpoint_shapes(dims: ModelDims) -> Shapes:
     for index, kind in enumerate(dims.layer_types):
         prefix = f"model.layers.{index}."
         shapes |= _delta(dims, prefix) if kind == LINEAR else _attention(dims, prefix)
-        shapes |= _feed_forward(dims, prefix)
+        shapes |= _feed_forward(dims, prefix, index)
     shapes["model.norm.weight"] = (dims.hidden,)
     if not dims.tie_embeddings:
         shapes["lm_head.weight"] = (dims.vocab, dims.hidden)
@@ -24,7 +24,7 @@ def checkpoint_shapes(dims: ModelDims) -> Shapes:
             "mtp.pre_fc_norm_embedding.weight": (dims.hidden,),
             "mtp.pre_fc_norm_hidden.weight": (dims.hidden,),
             **_attention(dims, "mtp.layers.0."),
-            **_feed_forward(dims, "mtp.layers.0."),
+            **_feed_forward(dims, "mtp.layers.0.", len(dims.layer_types)),
             "mtp.norm.weight": (dims.hidden,),
         }
     return shapes
@@ -59,19 +59,23 @@ def _attention(dims: ModelDims, prefix: str) -> Shapes:
     }
 
 
-def _feed_forward(dims: ModelDims, prefix: str) -> Shapes:
+def _feed_forward(dims: ModelDims, prefix: str, layer: int) -> Shapes:
     norms = {
         prefix + "input_layernorm.weight": (dims.hidden,),
         prefix + "post_attention_layernorm.weight": (dims.hidden,),
     }
-    return norms | (_mixture(dims, prefix + "mlp.") if dims.experts else _mlp(dims, prefix + "mlp."))
+    at = prefix + "mlp."
+    if dims.mixes(layer):
+        return norms | _mixture(dims, at)
+    return norms | mlp_shapes(dims.hidden, dims.dense_width or dims.intermediate, at)
 
 
-def _mlp(dims: ModelDims, at: str) -> Shapes:
+def mlp_shapes(hidden: int, width: int, at: str) -> Shapes:
+    """A SwiGLU layer, its name ending in a dot."""
     return {
-        at + "gate_proj.weight": (dims.intermediate, dims.hidden),
-        at + "up_proj.weight": (dims.intermediate, dims.hidden),
-        at + "down_proj.weight": (dims.hidden, dims.intermediate),
+        at + "gate_proj.weight": (width, hidden),
+        at + "up_proj.weight": (width, hidden),
+        at + "down_proj.weight": (hidden, width),
     }
 
 
@@ -81,5 +85,5 @@ def _mixture(dims: ModelDims, at: str) -> Shapes:
         at + "experts.gate_up_proj": (dims.experts, 2 * dims.expert_width, dims.hidden),
         at + "experts.down_proj": (dims.experts, dims.hidden, dims.expert_width),
         at + "shared_expert_gate.weight": (1, dims.hidden),
-        **_mlp(dims, at + "shared_expert."),
+        **mlp_shapes(dims.hidden, dims.intermediate, at + "shared_expert."),
     }

@@ -8,14 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
-from safetensors.torch import load_file
-from torch import Tensor
 
 from services.gpu_worker.engine.config import ModelDims
 from services.gpu_worker.engine.models.loader import LoadedModel, load_model
 from services.gpu_worker.engine.models.random import TINY, write_random_model
 from tests.unit.services.gpu_worker.engine.models.oracle import assert_the_oracles_logits_and_ids, relative
+from tests.unit.services.gpu_worker.engine.models.plain_mtp import PlainMTP
 from tests.unit.services.gpu_worker.engine.rig import ODD, Line, Rig, table_of, tokens
 
 transformers = pytest.importorskip("transformers")
@@ -61,56 +59,6 @@ def test_decode_logits_of_transformers_at_every_column_count(tmp_path: Path) -> 
         at = line.length
         out = line.verify([*ids[at : at + right], *tokens(8 - right, seed=at)], accept=right)
         assert relative(line.rig.runner.logits(out[:right]), expected[at : at + right]) <= 1e-5
-
-
-class PlainMTP:
-    """The head over a whole sequence, written from the formula: no cache, no packing, torch's own softmax."""
-
-    def __init__(self, folder: Path, dims: ModelDims) -> None:
-        self.weights = load_file(folder / "model.safetensors")
-        self.dims = dims
-
-    def norm(self, x: Tensor, name: str) -> Tensor:
-        return x * (x.pow(2).mean(-1, keepdim=True) + self.dims.eps).rsqrt() * (1 + self.weights[name])
-
-    def linear(self, x: Tensor, name: str) -> Tensor:
-        return x @ self.weights[f"mtp.layers.0.{name}.weight"].T
-
-    def rope(self, x: Tensor) -> Tensor:
-        half = self.dims.rotary_dim // 2
-        angles = torch.arange(len(x))[:, None] * self.dims.rope_theta ** -(torch.arange(half) / half)
-        cos, sin = angles.cos()[:, None], angles.sin()[:, None]
-        a, b = x[..., :half], x[..., half : 2 * half]
-        return torch.cat([a * cos - b * sin, b * cos + a * sin, x[..., 2 * half :]], dim=-1)
-
-    def attention(self, x: Tensor) -> Tensor:
-        dims, at = self.dims, "mtp.layers.0.self_attn."
-        query, gate = self.linear(x, "self_attn.q_proj").view(-1, dims.heads, 2, dims.head_dim).unbind(2)
-        key = self.linear(x, "self_attn.k_proj").view(-1, dims.kv_heads, dims.head_dim)
-        value = self.linear(x, "self_attn.v_proj").view(-1, dims.kv_heads, dims.head_dim)
-        query = self.rope(self.norm(query, at + "q_norm.weight")).transpose(0, 1)
-        key = self.rope(self.norm(key, at + "k_norm.weight")).repeat_interleave(dims.group, 1).transpose(0, 1)
-        scores = query @ key.transpose(1, 2) * dims.head_dim**-0.5
-        scores = scores.masked_fill(torch.ones(len(x), len(x), dtype=torch.bool).triu(1), -torch.inf)
-        out = scores.softmax(-1) @ value.repeat_interleave(dims.group, 1).transpose(0, 1)
-        return self.linear((out.transpose(0, 1) * gate.sigmoid()).flatten(1), "self_attn.o_proj")
-
-    def __call__(self, ids: list[int], hiddens: Tensor) -> Tensor:
-        """Row p from (x_p, h_{p-1}), the embedding half first, zeros in front of row 0."""
-        before = torch.cat([torch.zeros(1, self.dims.hidden), hiddens[: len(ids) - 1]])
-        embedded = self.weights["model.embed_tokens.weight"][ids]
-        pair = torch.cat(
-            [
-                self.norm(embedded, "mtp.pre_fc_norm_embedding.weight"),
-                self.norm(before, "mtp.pre_fc_norm_hidden.weight"),
-            ],
-            dim=-1,
-        )
-        x = pair @ self.weights["mtp.fc.weight"].T
-        x = x + self.attention(self.norm(x, "mtp.layers.0.input_layernorm.weight"))
-        y = self.norm(x, "mtp.layers.0.post_attention_layernorm.weight")
-        y = F.silu(self.linear(y, "mlp.gate_proj")) * self.linear(y, "mlp.up_proj")
-        return self.norm(x + self.linear(y, "mlp.down_proj"), "mtp.norm.weight")
 
 
 @pytest.mark.parametrize("dims", [TINY, ODD], ids=["tiny", "odd"])
