@@ -17,6 +17,7 @@ from services.gpu_worker.engine.layers.attention import Attention
 from services.gpu_worker.engine.layers.dense_block import DenseBlock, GeluMLP
 from services.gpu_worker.engine.layers.mlp import MLP
 from services.gpu_worker.engine.layers.steps import Step
+from services.gpu_worker.engine.layers.taps import Taps
 from services.gpu_worker.engine.models.dense_config import DenseTraits
 from services.gpu_worker.engine.models.family import DraftHead
 from services.gpu_worker.engine.models.rope import scaled_rope_table
@@ -59,10 +60,12 @@ class DenseModel:
         rows = self._embedding.index_select(0, tokens)
         return rows if self._embedding_scale == 1.0 else rows.mul_(self._embedding_scale)
 
-    def trunk(self, x: Tensor, step: Step) -> Tensor:
+    def trunk(self, x: Tensor, step: Step, taps: Taps | None = None) -> Tensor:
         """Embedded rows [M, H], overwritten -> hidden after the final norm."""
-        for block in self._blocks:
+        for index, block in enumerate(self._blocks):
             x = block(x, step)
+            if taps is not None:
+                taps.see(index, x)
         return norm_rope.rms_norm(x, self._final_scale, self.dims.eps)
 
     def logits(self, hidden: Tensor) -> Tensor:

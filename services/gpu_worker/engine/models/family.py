@@ -9,6 +9,7 @@ from torch import Tensor
 from kernels import matmul
 from services.gpu_worker.engine.config import ModelDims
 from services.gpu_worker.engine.layers.steps import AttentionStep, Step
+from services.gpu_worker.engine.layers.taps import Taps
 from services.gpu_worker.engine.placement import Placement
 
 
@@ -51,8 +52,8 @@ class Model(Protocol):
         """[M] int64 -> [M, H]."""
         ...
 
-    def trunk(self, x: Tensor, step: Step) -> Tensor:
-        """Embedded rows [M, H], overwritten -> hidden after the final norm."""
+    def trunk(self, x: Tensor, step: Step, taps: Taps | None = None) -> Tensor:
+        """Embedded rows [M, H], overwritten -> hidden after the final norm; `taps` see the layers on the way."""
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ from services.gpu_worker.engine.layers.gated_delta import DeltaWeights, GatedDel
 from services.gpu_worker.engine.layers.mixture import Mixture
 from services.gpu_worker.engine.layers.mlp import MLP
 from services.gpu_worker.engine.layers.steps import AttentionStep, Step
+from services.gpu_worker.engine.layers.taps import Taps
 from services.gpu_worker.engine.placement import CPU, Placement
 
 
@@ -90,11 +91,13 @@ class HybridModel:
         """[M] int64 -> [M, H]."""
         return self._embedding.index_select(0, tokens)
 
-    def trunk(self, x: Tensor, step: Step) -> Tensor:
+    def trunk(self, x: Tensor, step: Step, taps: Taps | None = None) -> Tensor:
         """Embedded rows [M, H], overwritten -> hidden after the final norm."""
         delta = None
-        for block in self._blocks:
+        for index, block in enumerate(self._blocks):
             delta = block(x, delta, step)
+            if taps is not None:
+                taps.see(index, x, delta)
         if delta is None:
             return norm_rope.rms_norm(x, self._final_scale, self.dims.eps)
         return norm_rope.add_rms_norm(x, delta, self._final_scale, self.dims.eps)
