@@ -1,9 +1,10 @@
 """Pulling work: by turns among the subjects that have some, and never more than there is room for.
 
 What has work is heard (a bell for every new request) and looked for (redeliveries ring no bell, and a bell can be missed).
-One request is taken at a time, so what nobody has room for stays in the queue. While nothing is known to wait, one long
-poll stands on the worker's own subject: in its pull group the owner goes before the others (`shared.protocol.subjects`),
-who take only what the owner has left there from one look to the next, because it is full, or gone.
+One request is taken at a time, so what nobody has room for stays in the queue; but for the first of a tenant that has
+nothing here, once others had the time to take it. While nothing is known to wait, one long poll stands on the worker's own
+subject: in its pull group the owner goes before the others (`shared.protocol.subjects`), who take only what the owner has
+left there from one look to the next, because it is full, or gone.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+from services.gpu_worker.room import Room
 from services.gpu_worker.turns import Turns
 from shared.errors import BurstlineError
 from shared.outage import Outage
@@ -23,34 +25,7 @@ log = logging.getLogger(__name__)
 
 _FAULT_PAUSE_S: Final = 0.5
 _FAR: Final = 10  # of so many looks one goes over the requests of all fingerprints
-
-
-class Room:
-    """How many requests may run at once, and how many do."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._taken = 0
-        self.on_free: Callable[[], None] = lambda: None
-
-    @property
-    def taken(self) -> int:
-        return self._taken
-
-    @property
-    def free(self) -> int:
-        return self._limit - self._taken
-
-    def take(self) -> bool:
-        """One place, if there is one."""
-        if self.free <= 0:
-            return False
-        self._taken += 1
-        return True
-
-    def give_back(self) -> None:
-        self._taken -= 1
-        self.on_free()
+_MANNERS_S: Final = 0.05  # a full worker leaves a newcomer so long to those who have room
 
 
 class Puller:
@@ -143,16 +118,26 @@ class Puller:
             while not self._stopping:
                 await self._accept_poll()
                 subject = self._turns.next() if self._room.free > 0 else None
-                if subject is None:
-                    await self._rest()
-                else:
+                if subject is not None:
                     await self._take(subject)
+                elif not await self._take_newcomers():
+                    await self._rest()
             if self._poll is not None:
                 await asyncio.wait((self._poll,))
                 await self._accept_poll()
         finally:
             if self._poll is not None:
                 self._poll.cancel()
+
+    async def _take_newcomers(self) -> bool:
+        """The room is full: the first of every subject of which nothing is here. Whether there was any."""
+        newcomers = self._turns.newcomers(self._room.welcomes)
+        if newcomers:
+            await asyncio.sleep(_MANNERS_S)
+        for subject in newcomers:
+            if not self._stopping and self._room.welcomes(subject):
+                await self._take(subject)
+        return bool(newcomers)
 
     async def _take(self, subject: str) -> None:
         """One request of a subject, if it has one."""
@@ -200,8 +185,9 @@ class Puller:
     async def _accept(self, deliveries: Sequence[Delivery]) -> None:
         """Start them; what comes when the room is gone is handed back at once."""
         for delivery in deliveries:
-            if not self._stopping and self._room.take():
-                self._taken(self._turns.queue(delivery.message.subject))
+            subject = delivery.message.subject
+            if not self._stopping and self._room.take(subject):
+                self._taken(self._turns.queue(subject))
                 self._start(delivery)
                 continue
             try:

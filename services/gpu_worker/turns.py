@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import zlib
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from shared.protocol import subjects
@@ -74,6 +74,11 @@ class Turns:
         chosen = max(having, key=lambda name: self._credit[name])
         self._credit[chosen] -= sum(WEIGHTS[name] for name in having)
         return self._queues[chosen][0]
+
+    def newcomers(self, welcome: Callable[[str], bool]) -> list[str]:
+        """Who is welcome though it is nobody's turn, by rank: of the own and the shared subjects alone."""
+        lanes = [lane for name in ("own", *subjects.PRIORITIES) for lane in self._queues[name]]
+        return [lane for lane in lanes if welcome(lane)][:MOST_A_LOOK]
 
     def took(self, subject: str) -> None:
         """It gave a request. If there may be more, they come after the others'."""

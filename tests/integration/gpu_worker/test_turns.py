@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from services.gpu_worker.pull import Puller, Room
+from services.gpu_worker.pull import Puller
+from services.gpu_worker.room import Room
 from shared.protocol import subjects
 from shared.transport.base import Delivery, Transport
 from shared.transport.nats import connect
@@ -17,14 +18,19 @@ FINGERPRINT = "f" * 64
 
 @asynccontextmanager
 async def _pulling(
-    transport: Transport, room: Room, started: list[Delivery], name: str
+    transport: Transport, room: Room, started: list[Delivery], held: list[str], name: str
 ) -> AsyncIterator[None]:
     subject = subjects.request_to(FINGERPRINT, name)
+
+    def start(delivery: Delivery) -> None:
+        started.append(delivery)
+        held.append(delivery.message.subject)
+
     puller = Puller(
         transport,
         await transport.ensure_consumer(subjects.work_consumer(subject, ack_wait_s=30)),
         room,
-        started.append,
+        start,
         fingerprint=FINGERPRINT,
         worker_id=name,
         ack_wait_s=30,
@@ -64,13 +70,18 @@ async def test_fr_112_a_thousand_queued_requests_delay_another_tenants_first_by_
         )
     started: list[Delivery] = []
     rooms = [Room(1), Room(1)]
+    held: tuple[list[str], list[str]] = ([], [])
     workers = [await connect(nats_url, name=f"w{number}") for number in range(2)]
-    async with _pulling(workers[0], rooms[0], started, "w0"), _pulling(workers[1], rooms[1], started, "w1"):
+    async with (
+        _pulling(workers[0], rooms[0], started, held[0], "w0"),
+        _pulling(workers[1], rooms[1], started, held[1], "w1"),
+    ):
         await until(lambda: len(started) == 2)
         await gateway.append(newcomer, b"first")
         for step in range(12):
             await started[step].ack()
-            rooms[0 if (rooms[0].taken and step % 2 == 0) or not rooms[1].taken else 1].give_back()
+            place = 0 if (held[0] and step % 2 == 0) or not held[1] else 1
+            rooms[place].give_back(held[place].pop(0))
             await until(lambda step=step: len(started) >= step + 3)
         order = [delivery.message.subject for delivery in started]
         assert newcomer in order[2:8]

@@ -104,8 +104,9 @@ async def test_two_workers_that_begin_at_once_give_one_stream() -> None:
 
         data = codec.encode(request)
         for running in (one, two):
-            assert running.worker.room.take()
-            running.worker.begin(TwinDelivery(data))
+            delivery = TwinDelivery(data)
+            assert running.worker.room.take(delivery.message.subject)
+            running.worker.begin(delivery)
         await here.terminal()
         await until(lambda: one.worker.room.taken == 0 and two.worker.room.taken == 0)
         messages = await here.journalled()
@@ -205,7 +206,7 @@ async def test_a_redelivery_to_its_own_worker_is_adopted() -> None:
         await here.enqueue(make_request(clock=here.clock))
         await _tokens(here, 4)
         here.clock.advance(16)  # the claim was not kept in time: the queue delivers again, to the same worker
-        (attempt,) = running.worker._attempts.values()
+        (attempt,) = running.worker._reception.attempts.values()
         await until(lambda: attempt._item._delivery.delivery_count == 2)
         await running.let_go()
         terminal = await here.terminal()

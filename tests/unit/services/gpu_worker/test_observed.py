@@ -178,7 +178,7 @@ async def test_many_streams_are_paced_and_lose_nothing() -> None:
         for number in range(4):
             await here.enqueue(make_request(f"r{number}", clock=here.clock, max_tokens=60))
         await until(lambda: len(running.engine.submitted) == 4)
-        assert running.worker._busy.is_set()
+        assert running.worker._reception._busy.is_set()
         await running.let_go()
         async with asyncio.timeout(4):  # the end of a stream does not wait for the interval
             for number in range(4):

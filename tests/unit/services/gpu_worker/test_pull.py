@@ -8,7 +8,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from services.gpu_worker.pull import Puller, Room
+from services.gpu_worker.pull import Puller
+from services.gpu_worker.room import Room
 from shared.errors import Unavailable
 from shared.protocol import subjects
 from shared.protocol.messages import Priority
@@ -23,15 +24,17 @@ OWN = subjects.request_to(FINGERPRINT, "w1")
 class _Desk:
     """A puller at work on a queue of its own."""
 
-    def __init__(self, transport: MemoryTransport, limit: int) -> None:
+    def __init__(self, transport: MemoryTransport, limit: int, guests: int) -> None:
         self.transport = transport
-        self.room = Room(limit)
+        self.room = Room(limit, guests=guests)
+        self.subjects: list[str] = []
         self.started: list[str] = []
         self.queues: list[str] = []
         self.puller: Puller
 
     def start(self, delivery: Delivery) -> None:
         self.started.append(delivery.message.data.decode())
+        self.subjects.append(delivery.message.subject)
 
     async def put(self, name: str, *, priority: Priority = "normal", tenant: str = "t", to: str = "") -> None:
         shared = subjects.request_shared(FINGERPRINT, priority, tenant)
@@ -40,15 +43,17 @@ class _Desk:
     async def one_more(self) -> None:
         """Let the newest end, and wait for the next."""
         count = len(self.started)
-        self.room.give_back()
+        self.room.give_back(self.subjects[-1])
         await until(lambda: len(self.started) == count + 1)
 
 
 @asynccontextmanager
-async def _desk(limit: int, *, bells: bool = True, look_s: float = 0.02) -> AsyncIterator[_Desk]:
+async def _desk(
+    limit: int, *, guests: int = 0, bells: bool = True, look_s: float = 0.02
+) -> AsyncIterator[_Desk]:
     transport = MemoryServer().transport()
     await transport.ensure_stream(subjects.REQUESTS)
-    desk = _Desk(transport, limit)
+    desk = _Desk(transport, limit, guests)
     own = await transport.ensure_consumer(subjects.work_consumer(OWN, ack_wait_s=15))
     desk.puller = Puller(
         transport,
@@ -125,6 +130,36 @@ async def test_a_full_worker_leaves_the_queue_alone() -> None:
         )
         assert other is not None
         assert other.delivery_count == 1
+
+
+async def test_fr_112_a_full_worker_takes_the_first_of_a_tenant_that_has_nothing_here_and_no_second() -> None:
+    async with _desk(2, guests=2) as desk:
+        for number in range(20):
+            await desk.put(f"a{number}", tenant="a")
+        await until(lambda: desk.started == ["a0", "a1"])
+        for tenant in ("b", "c", "d"):
+            await desk.put(f"{tenant}0", tenant=tenant)
+            await desk.put(f"{tenant}1", tenant=tenant)
+        await until(lambda: len(desk.started) == 4)
+        assert sorted(desk.started[2:]) == ["b0", "c0"]
+        assert (desk.room.taken, desk.room.free) == (4, 0)
+        desk.room.give_back(
+            desk.subjects[0]
+        )  # an end of the tenant's own makes room for one guest more, and for no other
+        await until(lambda: len(desk.started) == 5)
+        assert desk.started[4] == "d0"
+
+
+async def test_a_full_worker_leaves_a_newcomer_to_one_that_has_room() -> None:
+    async with _desk(1, guests=1) as desk:
+        await desk.put("x", tenant="a")
+        await until(lambda: desk.started == ["x"])
+        await desk.put("y", tenant="b")
+        other = await desk.transport.take(
+            subjects.work_consumer(subjects.request_shared(FINGERPRINT, "normal", "b"), ack_wait_s=15)
+        )
+        assert other is not None
+    assert desk.started == ["x"]
 
 
 async def test_fr_102_a_failing_take_is_tried_again_and_told_once(
