@@ -1,5 +1,7 @@
 """Checksums of what the pools hold, computed where it is; every device gives the same sum."""
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from kernels.checksum import reference
@@ -20,6 +22,6 @@ def checksums(rows: Tensor) -> Tensor:
     return (device_module("checksum") if on_card(rows) else reference).checksums(rows)
 
 
-def block_checksums(keys: Tensor, values: Tensor, blocks: Tensor) -> Tensor:
-    """Of blocks in two pools [planes, num_blocks, ...], as if each were copied out first; see the twin."""
-    return (device_module("checksum") if on_card(keys) else reference).block_checksums(keys, values, blocks)
+def block_checksums(pools: Sequence[Tensor], blocks: Tensor) -> Tensor:
+    """Of blocks in pools [planes, num_blocks, ...], as if each were copied out first; see the twin."""
+    return (device_module("checksum") if on_card(pools[0]) else reference).block_checksums(pools, blocks)

@@ -5,6 +5,7 @@ Programs add their parts by atomics. Integer sums do not depend on the order, so
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import torch
@@ -59,11 +60,11 @@ def checksums(rows: Tensor) -> Tensor:
     return out
 
 
-def block_checksums(keys: Tensor, values: Tensor, blocks: Tensor) -> Tensor:
+def block_checksums(pools: Sequence[Tensor], blocks: Tensor) -> Tensor:
     """As the twin, without a copy. The pools must be contiguous, and a block of a plane whole words: ValueError."""
-    out = torch.zeros(len(blocks), 2, dtype=torch.int64, device=keys.device)
+    out = torch.zeros(len(blocks), 2, dtype=torch.int64, device=pools[0].device)
     first = 0
-    for pool in (keys, values):
+    for pool in pools:
         planes, count = pool.shape[:2]
         block_bytes = pool[0, 0].numel() * pool.element_size()
         if not pool.is_contiguous() or block_bytes % WORD_BYTES:

@@ -19,6 +19,7 @@ All of it is integer arithmetic, so every device gives the same sum, whatever th
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final, NamedTuple
 
@@ -68,12 +69,12 @@ def checksums(rows: Tensor) -> Tensor:
     return torch.stack([_lane(words, lane) for lane in range(2)], dim=1)
 
 
-def block_checksums(keys: Tensor, values: Tensor, blocks: Tensor) -> Tensor:
-    """Pools [planes, num_blocks, ...] and block ids int64 [n] -> int64 [n, 2].
+def block_checksums(pools: Sequence[Tensor], blocks: Tensor) -> Tensor:
+    """Pools [planes, num_blocks, ...] of one shape and block ids int64 [n] -> int64 [n, 2].
 
-    A block's sum is over what `KVPool.read_block` would copy out: its keys in every plane, then its values.
+    A block's sum is over what `KVPool.read_block` would copy out: the first pool's planes, say its keys, then the next's.
     """
-    return checksums(torch.stack([keys[:, blocks], values[:, blocks]]).movedim(2, 0))
+    return checksums(torch.stack([pool[:, blocks] for pool in pools]).movedim(2, 0))
 
 
 def _lane(words: Tensor, lane: int) -> Tensor:

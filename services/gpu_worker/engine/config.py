@@ -20,6 +20,21 @@ SLIDING: Final = "sliding_attention"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Latent:
+    """Widths of latent attention: a row keeps `rank` elements that all heads' keys and values are made from, and a key part
+    of `rope_dim` that all heads share."""
+
+    rank: int
+    rope_dim: int
+    nope_dim: int
+    """Of a head's query and key, without the part that RoPE turns."""
+    value_dim: int
+    """Of a head's value."""
+    query_rank: int = 0
+    """Of the queries' own latent; 0 = they come straight from the hidden."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ModelDims:
     """Dimensions of a decoder: what its layers are, and what a sequence keeps in each. Counts are elements, never bytes."""
 
@@ -55,6 +70,10 @@ class ModelDims:
     """Layers of a mixture model that have a plain feed-forward layer, `dense_width` wide; the MTP head's layer counts as the
     one after the last."""
     dense_width: int = 0
+    latent: Latent | None = None
+    """Of latent attention: `kv_heads` is 1 and `head_dim` the width of a row, which serves as key and as value."""
+    positions_field: str = "max_position_embeddings"
+    """Which field of the config bounds `max_positions`."""
 
     @property
     def attention_layers(self) -> int:
@@ -90,6 +109,11 @@ class ModelDims:
         if not self.has_mtp:
             raise EngineFault("this model has no MTP head, hence no draft plane")
         return self.attention_layers
+
+    @property
+    def row_size(self) -> int:
+        """Elements of one KV row in one plane."""
+        return (1 if self.latent else 2) * self.kv_heads * self.head_dim
 
     @property
     def conv_channels(self) -> int:

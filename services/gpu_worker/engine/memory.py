@@ -52,7 +52,7 @@ def plan(
 ) -> MemoryPlan:
     """Divide `free` bytes of a card of `total`. Raises `EngineFault` when not even one sequence would fit."""
     item = placement.dtype.itemsize
-    block = 2 * dims.planes * dims.kv_heads * dims.head_dim * BLOCK_ROWS * item
+    block = dims.planes * dims.row_size * BLOCK_ROWS * item
     parts = {
         "weights": weights,
         "launches": GRAPH_BYTES + _launch_bytes(dims, config, item),

@@ -38,8 +38,8 @@ def test_blocks_are_summed_where_they_lie(dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(1)
     keys, values = (torch.randn(3, 5, 2, 64, 8, generator=generator).to(dtype) for _ in range(2))
     blocks = torch.tensor([4, 0, 2])
-    told = card.block_checksums(keys, values, blocks)
-    assert torch.equal(told, reference.block_checksums(keys, values, blocks))
+    told = card.block_checksums((keys, values), blocks)
+    assert torch.equal(told, reference.block_checksums((keys, values), blocks))
     for row, block in zip(told, blocks.tolist(), strict=True):
         copy = torch.stack([keys[:, block], values[:, block]])
         assert torch.equal(row, reference.checksums(copy[None])[0])
@@ -48,4 +48,4 @@ def test_blocks_are_summed_where_they_lie(dtype: torch.dtype) -> None:
 def test_scattered_blocks_must_be_whole_words() -> None:
     pool = torch.zeros(1, 2, 3)
     with pytest.raises(ValueError, match="whole words"):
-        card.block_checksums(pool, pool, torch.tensor([0]))
+        card.block_checksums((pool, pool), torch.tensor([0]))

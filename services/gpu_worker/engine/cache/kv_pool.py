@@ -19,28 +19,34 @@ _STAGED: Final = 32
 
 class KVPool:
     """`k`, `v`: [planes, num_blocks, kv_heads, 64, head_dim] in the placement's type; the last plane is the MTP head's, if
-    any."""
+    any. Latent rows are keys and values at once: `v` is `k` then.
+
+    What is copied in and out is `parts` of them: keys and values, or latent rows alone.
+    """
 
     def __init__(self, dims: ModelDims, num_blocks: int, placement: Placement = CPU) -> None:
         shape = (dims.planes, num_blocks, dims.kv_heads, BLOCK_ROWS, dims.head_dim)
         self.k = torch.zeros(shape, dtype=placement.dtype, device=placement.device)
-        self.v = torch.zeros_like(self.k)
+        self.v = self.k if dims.latent else torch.zeros_like(self.k)
+        self._parts = (self.k,) if dims.latent else (self.k, self.v)
         self.num_blocks = num_blocks
         self.kv_heads = dims.kv_heads
-        self.row_bytes = 2 * dims.planes * dims.kv_heads * dims.head_dim * placement.dtype.itemsize
+        self.plane_bytes = dims.row_size * placement.dtype.itemsize
+        """Of one row in one plane."""
+        self.row_bytes = dims.planes * self.plane_bytes
         self.block_bytes = self.row_bytes * BLOCK_ROWS
 
     def read_rows(self, block_table: Sequence[int], start: int, stop: int) -> Tensor:
-        """Copy rows start..stop-1 of a sequence out: [2, planes, kv_heads, stop - start, head_dim], keys first.
+        """Copy rows start..stop-1 of a sequence out: [parts, planes, kv_heads, stop - start, head_dim], keys first.
 
         Raises `EngineFault` when the table does not cover `stop` rows.
         """
         self._check(block_table, start, stop)
         first, last = start // BLOCK_ROWS, -(-stop // BLOCK_ROWS)
         index = torch.tensor(list(block_table[first:last]), dtype=torch.int64, device=self.k.device)
-        both = torch.stack([_rows(self.k.index_select(1, index)), _rows(self.v.index_select(1, index))])
+        rows = torch.stack([_rows(part.index_select(1, index)) for part in self._parts])
         offset = start - first * BLOCK_ROWS
-        return both[:, :, :, offset : offset + stop - start].contiguous()
+        return rows[:, :, :, offset : offset + stop - start].contiguous()
 
     def write_rows(self, block_table: Sequence[int], start: int, rows: Tensor) -> None:
         """Copy rows as `read_rows` returns them into a sequence's blocks, from absolute row `start` on."""
@@ -52,18 +58,18 @@ class KVPool:
             take = min(BLOCK_ROWS - offset, start + count - position)
             block = block_table[position // BLOCK_ROWS]
             piece = rows[:, :, :, position - start : position - start + take]
-            self.k[:, block, :, offset : offset + take] = piece[0]
-            self.v[:, block, :, offset : offset + take] = piece[1]
+            for part, own in zip(self._parts, piece, strict=True):
+                part[:, block, :, offset : offset + take] = own
             position += take
 
     def read_block(self, block: int) -> Tensor:
-        """Copy one block out: [2, planes, kv_heads, 64, head_dim], keys first."""
-        return torch.stack([self.k[:, block], self.v[:, block]])
+        """Copy one block out: [parts, planes, kv_heads, 64, head_dim], keys first."""
+        return torch.stack([part[:, block] for part in self._parts])
 
     def write_block(self, block: int, rows: Tensor) -> None:
         """Copy into one block what `read_block` answered."""
-        self.k[:, block] = rows[0]
-        self.v[:, block] = rows[1]
+        for part, own in zip(self._parts, rows, strict=True):
+            part[:, block] = own
 
     def write_blocks(self, blocks: Sequence[int], rows: Sequence[Tensor]) -> None:
         """Copy into blocks what `read_block` answered, some at a time: one transfer for copies that lie side by side, one
@@ -71,21 +77,21 @@ class KVPool:
         order = sorted(range(len(blocks)), key=lambda number: rows[number].data_ptr())
         staged = torch.empty((_STAGED, *rows[0].shape), dtype=self.k.dtype, device=self.k.device)
         for first in range(0, len(order), _STAGED):
-            part = order[first : first + _STAGED]
-            _stage([rows[number] for number in part], staged)
-            index = torch.tensor([blocks[number] for number in part], dtype=torch.int64).to(self.k.device)
-            self.k.index_copy_(1, index, staged[: len(part), 0].transpose(0, 1))
-            self.v.index_copy_(1, index, staged[: len(part), 1].transpose(0, 1))
+            some = order[first : first + _STAGED]
+            _stage([rows[number] for number in some], staged)
+            index = torch.tensor([blocks[number] for number in some], dtype=torch.int64).to(self.k.device)
+            for number, part in enumerate(self._parts):
+                part.index_copy_(1, index, staged[: len(some), number].transpose(0, 1))
 
     def sums_of(self, blocks: Sequence[int]) -> list[Checksum]:
         """The checksum of each block, as if `read_block` had copied it out; computed where it is, one wait for all."""
         index = torch.tensor(list(blocks), dtype=torch.int64).to(self.k.device)
-        return [Checksum(one, two) for one, two in block_checksums(self.k, self.v, index).tolist()]
+        return [Checksum(one, two) for one, two in block_checksums(self._parts, index).tolist()]
 
     def copy_block(self, source: int, target: int) -> None:
         """Copy one block in all planes (a shared tail block that is about to be written)."""
-        self.k[:, target] = self.k[:, source]
-        self.v[:, target] = self.v[:, source]
+        for part in self._parts:
+            part[:, target] = part[:, source]
 
     def _check(self, block_table: Sequence[int], start: int, stop: int) -> None:
         if not 0 <= start <= stop <= len(block_table) * BLOCK_ROWS:

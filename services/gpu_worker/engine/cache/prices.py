@@ -44,7 +44,7 @@ class Prices:
             + dims.window_layers * (attention + 4 * query * dims.window)
             + len(dims.layer_types) * feed_forward,
             pair_flops=2 * dims.attention_layers * query,
-            block_bytes=2 * dims.planes * kv * BLOCK_ROWS * FLOAT_BYTES,
+            block_bytes=dims.planes * dims.row_size * BLOCK_ROWS * FLOAT_BYTES,
             state_bytes=(dims.gdn_layers * (cell + taps) + dims.window_layers * tail + hidden) * FLOAT_BYTES,
         )
 

@@ -69,8 +69,7 @@ class SpecSession(Session):
         """(k, v, bytes a row) of the draft plane, read-only; null without a head that writes it (R-S11)."""
         if not isinstance(self.drafter, MtpDrafter):
             return None
-        plane_bytes = 2 * kv.k.shape[2] * kv.k.shape[4] * kv.k.element_size()
-        return kv.k[-1], kv.v[-1], plane_bytes
+        return kv.k[-1], kv.v[-1], kv.plane_bytes
 
     def resume(self, cache: CacheManager) -> None:
         """See `Session.resume`; an index learns what was said, a head's drafter was made with what it knew."""
