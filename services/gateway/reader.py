@@ -80,7 +80,7 @@ class TokenReader:
         running: bool = False,
     ) -> TokenReader:
         """Subscribe; when this returns no later frame is missed. `running`: the journal is read first. Raises Unavailable."""
-        subscription = await transport.subscribe(subjects.tokens(request.request_id))
+        subscription = await transport.subscribe(subjects.tokens(request.request_id), settled=False)
         reader = cls(transport, request, subscription, clock, quiet_s=quiet_s, stuck_s=stuck_s)
         if running:
             reader._take(stream.ask(reader._state))

@@ -104,8 +104,10 @@ class Transport(Protocol):
     async def publish(self, subject: str, data: bytes, headers: Headers | None = None) -> None:
         """At most once, to whoever listens."""
 
-    async def subscribe(self, subject: str) -> Subscription:
-        """When this returns, the server has the subscription (two flushes: one alone is no barrier in nats-py).
+    async def subscribe(self, subject: str, *, settled: bool = True) -> Subscription:
+        """When this returns, the server has the subscription (two flushes: one alone is no barrier in nats-py). Unless
+        `settled`: then it has it before whatever this connection sends later, which is enough, and costs no round
+        trip, for who listens to what only comes of that.
         Buffers are bounded: a slow reader loses messages and sees it in `dropped`."""
 
     async def request(

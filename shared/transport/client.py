@@ -75,14 +75,16 @@ class WireTransport:
         self._check_size(data, headers)
         await self._wire.send(subject, data, headers=headers)
 
-    async def subscribe(self, subject: str) -> Subscription:
+    async def subscribe(self, subject: str, *, settled: bool = True) -> Subscription:
         buffer = Buffer(lambda: self._end(buffer, listening))
 
         def receive(raw: Raw) -> None:
             buffer.offer(_received(raw))
 
-        listening = await self._wire.listen(subject, receive, lost=buffer.lost)
-        await self._settle(buffer, listening)
+        listening = await self._wire.listen(subject, receive)
+        if settled:
+            await self._settle(listening)
+        self._open.add(buffer)
         return buffer
 
     async def request(
@@ -100,8 +102,9 @@ class WireTransport:
         def receive(raw: Raw) -> None:
             service.offer(_received(raw), lambda result: self._reply(raw.reply, result))
 
-        listening = await self._wire.listen(subject, receive, queue=queue, lost=service.lost)
-        await self._settle(service, listening)
+        listening = await self._wire.listen(subject, receive, queue=queue)
+        await self._settle(listening)
+        self._open.add(service)
         return service
 
     # streams
@@ -187,14 +190,13 @@ class WireTransport:
                 return spec.name
         return None
 
-    async def _settle(self, subscription: Buffer | Service, listening: Closer) -> None:
+    async def _settle(self, listening: Closer) -> None:
         """Wait until the server has a subscription; end it when that cannot be known."""
         try:
             await self._wire.barrier(FLUSH_S)
         except BaseException:
             await listening.close()
             raise
-        self._open.add(subscription)
 
     async def _end(self, subscription: Buffer | Service, listening: Closer) -> None:
         self._open.discard(subscription)

@@ -103,7 +103,7 @@ class MemoryTransport:
         self.server.deliver(message)
         await asyncio.sleep(0)  # as a real publish: others may run
 
-    async def subscribe(self, subject: str) -> Subscription:
+    async def subscribe(self, subject: str, *, settled: bool = True) -> Subscription:
         self._check()
         buffer = Buffer(lambda: self._drop(listener))
         listener = _Listener(subject, buffer)

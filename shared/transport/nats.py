@@ -1,8 +1,8 @@
-"""The wire of NATS: the only importer of nats-py.
+"""The wire of NATS; with `nats_client.py` the only importer of nats-py.
 
 Designed round faults of nats-py 2.16: its flush is no barrier (PING overtakes what waits in the flusher, so ours
-flushes twice), its pull subscriptions hang on orphaned requests (`pull.py` has its own), its first connect retries for
-ever (ours has a limit). Once up, the connection is kept up for ever, with backoff and jitter and a bounded buffer.
+flushes twice), its pull subscriptions hang on orphaned requests (`pull.py` has its own), its requests read each answer in
+a task (ours take it from the reader), its first connect retries for ever (ours has a limit). Once up, the connection is kept up for ever, with backoff and jitter and a bounded buffer.
 """
 
 from __future__ import annotations
@@ -10,21 +10,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 from nats import errors as nats_errors
-from nats.aio.client import Client, Server
-from nats.aio.msg import Msg
+from nats.aio.client import Server
 from nats.aio.subscription import Subscription as NatsSubscription
 
 from shared.errors import PayloadTooLarge, ProtocolError, Unavailable
 from shared.logs import redact
 from shared.transport.access import Access
 from shared.transport.base import Headers
-from shared.transport.buffer import MAX_MESSAGES
 from shared.transport.client import WireTransport
+from shared.transport.nats_client import PatientClient
 from shared.transport.wire import NobodyListens, Raw, Unanswered
 
 _log = logging.getLogger(__name__)
@@ -35,6 +34,7 @@ _PING_S: Final = 20
 _FIRST_BACKOFF_S: Final = 0.05
 _LONGEST_BACKOFF_S: Final = 5.0
 _TOLD_ERRORS: Final = 64
+_NO_RESPONDERS: Final = "503"
 
 NatsTransport = WireTransport
 
@@ -48,37 +48,20 @@ async def connect(
     return NatsTransport(wire)
 
 
-class _PatientClient(Client):
-    """nats-py stops reading for good at any error in what it reads, says it is connected, and notices a minute later.
-
-    Such an error is a PONG for a flush that nobody waits for any more, because its caller was cancelled or gave up: every
-    slow answer, and every caller who leaves at the wrong moment. Here that PONG is counted, and a reader that ends by any
-    other error is a lost connection at once.
-    """
-
-    async def _process_pong(self) -> None:
-        if self._pongs and self._pongs[0].done():
-            self._pongs[0] = asyncio.get_running_loop().create_future()
-        await super()._process_pong()
-
-    async def _read_loop(self) -> None:
-        await super()._read_loop()
-        if self.is_connected:
-            await self._process_op_err(nats_errors.UnexpectedEOF())
-
-
 class NatsWire:
     """A `Wire` on one nats-py client."""
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._client = _PatientClient()
+        self._client = PatientClient()
         self._up = asyncio.Event()
         self._opened = False
         self._closing = False
         self._last_error = ""
         self._told: set[str] = set()
-        self._lost_counters: dict[int, Callable[[int], None]] = {}
+        self._answers: dict[str, asyncio.Future[Raw]] = {}  # by the inbox of each question
+        self._inbox = ""
+        self._asked = 0
         self._reconnect_callbacks: list[Callable[[], None]] = []
         self._lost_callbacks: list[Callable[[], None]] = []
 
@@ -152,40 +135,45 @@ class NatsWire:
         """Until the server has everything that was sent. Raises Unanswered after about `timeout` seconds."""
         if not await self.connected(timeout):
             raise NobodyListens("there is no connection to NATS")
-        async with _translated("flush"):
+        with _translated("flush"):
             await self._client.flush(max(1, round(timeout)))
             await self._client.flush(max(1, round(timeout)))
 
     async def send(
         self, subject: str, data: bytes, *, reply: str = "", headers: Headers | None = None
     ) -> None:
-        async with _translated(subject):
+        with _translated(subject):
             await self._client.publish(subject, data, reply=reply, headers=dict(headers) if headers else None)
 
     async def ask(self, subject: str, data: bytes, *, timeout: float, headers: Headers | None = None) -> Raw:
-        async with _translated(subject):
-            answer = await self._client.request(
-                subject, data, timeout=timeout, headers=dict(headers) if headers else None
-            )
-        return _raw(answer)
+        with _translated(subject):
+            if not self._inbox:
+                self._inbox = self.inbox()
+                await self._client.hear(f"{self._inbox}.*", "", self._answered)
+            self._asked += 1
+            inbox = f"{self._inbox}.{self._asked}"
+            answer: asyncio.Future[Raw] = asyncio.get_running_loop().create_future()
+            self._answers[inbox] = answer
+            try:
+                async with asyncio.timeout(timeout):
+                    await self._client.publish(
+                        subject, data, reply=inbox, headers=dict(headers) if headers else None
+                    )
+                    raw = await answer
+            finally:
+                del self._answers[inbox]
+        if raw.status == _NO_RESPONDERS and not raw.data:
+            raise NobodyListens(f"{subject}: nobody listens")
+        return raw
 
-    async def listen(
-        self,
-        subject: str,
-        receive: Callable[[Raw], None],
-        *,
-        queue: str = "",
-        lost: Callable[[int], None] | None = None,
-    ) -> _Listening:
-        async def deliver(message: Msg) -> None:
-            receive(_raw(message))
+    def _answered(self, raw: Raw) -> None:
+        answer = self._answers.get(raw.subject)
+        if answer is not None and not answer.done():
+            answer.set_result(raw)
 
-        async with _translated(subject):
-            subscription = await self._client.subscribe(
-                subject, queue, cb=deliver, pending_msgs_limit=MAX_MESSAGES
-            )
-        if lost is not None:
-            self._lost_counters[subscription._id] = lost
+    async def listen(self, subject: str, receive: Callable[[Raw], None], *, queue: str = "") -> _Listening:
+        with _translated(subject):
+            subscription = await self._client.hear(subject, queue, receive)
         return _Listening(self, subscription)
 
     def on_reconnect(self, callback: Callable[[], None]) -> None:
@@ -196,28 +184,22 @@ class NatsWire:
 
     async def unlisten(self, subscription: NatsSubscription) -> None:
         """End a subscription; what the server no longer knows is no error."""
-        self._lost_counters.pop(subscription._id, None)
         try:
-            await subscription.unsubscribe()
+            await self._client.unhear(subscription)
         except (nats_errors.Error, OSError) as error:
             _log.debug("unsubscribe: %s", error)
 
     # nats-py calls these
 
     async def _on_error(self, error: Exception) -> None:
-        """Count slow readers; tell every other fault once, and those of a lost connection not at all."""
-        if isinstance(error, nats_errors.SlowConsumerError):
-            if error.sid in self._lost_counters:
-                self._lost_counters[error.sid](1)
-            text = f"slow reader on {error.subject.partition('.')[0]}"
-        else:
-            text = redact(str(error) or type(error).__name__)
-            self._last_error = text
-            if not self._opened and "authorization" in text.lower():
-                raise error  # ends the first connect: trying again would not help
-            if not self._up.is_set():
-                _log.debug("NATS: %s", text)
-                return
+        """Tell every fault once, and those of a lost connection not at all."""
+        text = redact(str(error) or type(error).__name__)
+        self._last_error = text
+        if not self._opened and "authorization" in text.lower():
+            raise error  # ends the first connect: trying again would not help
+        if not self._up.is_set():
+            _log.debug("NATS: %s", text)
+            return
         if text not in self._told and len(self._told) < _TOLD_ERRORS:
             self._told.add(text)
             _log.warning("NATS: %s (told once)", text)
@@ -253,15 +235,6 @@ class _Listening:
         await self._wire.unlisten(self._subscription)
 
 
-def _raw(message: Msg) -> Raw:
-    return Raw(
-        subject=message.subject,
-        data=message.data or b"",
-        headers=message.headers or {},
-        reply=message.reply or "",
-    )
-
-
 def _next_server(servers: list[Server], info: dict[str, Any]) -> tuple[Server, float]:
     """The server that failed least, and how long to wait: doubling, bounded, with jitter against stampedes."""
     chosen = min(servers, key=lambda server: server.reconnects)
@@ -269,13 +242,11 @@ def _next_server(servers: list[Server], info: dict[str, Any]) -> tuple[Server, f
     return chosen, wait * random.uniform(0.5, 1.5)
 
 
-@asynccontextmanager
-async def _translated(what: str) -> AsyncIterator[None]:
+@contextmanager
+def _translated(what: str) -> Iterator[None]:
     """Foreign errors in our words."""
     try:
         yield
-    except nats_errors.NoRespondersError as error:
-        raise NobodyListens(f"{what}: nobody listens") from error
     except nats_errors.MaxPayloadError as error:
         raise PayloadTooLarge(f"{what}: over the server's payload limit") from error
     except (nats_errors.BadSubjectError, nats_errors.BadHeaderError) as error:

@@ -70,15 +70,9 @@ class Wire(Protocol):
     async def ask(self, subject: str, data: bytes, *, timeout: float, headers: Headers | None = None) -> Raw:
         """One question, one answer. Raises Unanswered or NobodyListens."""
 
-    async def listen(
-        self,
-        subject: str,
-        receive: Callable[[Raw], None],
-        *,
-        queue: str = "",
-        lost: Callable[[int], None] | None = None,
-    ) -> Closer:
-        """Hand every message on `subject` to `receive`, in order; tell `lost` how many never came so far."""
+    async def listen(self, subject: str, receive: Callable[[Raw], None], *, queue: str = "") -> Closer:
+        """Hand every message on `subject` to `receive`, in order and without a pause between reading and that: it must
+        not block, and what it keeps it bounds. The server has the subscription before whatever is sent after this."""
 
     def on_reconnect(self, callback: Callable[[], None]) -> None:
         """Call it after every reconnect."""

@@ -98,6 +98,27 @@ async def test_subscriber_hears_what_is_published_after_subscribe(world: World) 
         await subscription.close()
 
 
+async def test_an_unsettled_subscription_hears_what_comes_of_a_later_message_of_its_connection(
+    world: World,
+) -> None:
+    """Another connection answers at once what the subscriber asks: its answer finds the subscription there."""
+    other = await world.open()
+
+    async def answer(message: Received) -> bytes:
+        await other.publish(message.data.decode(), b"live")
+        return b""
+
+    await other.serve(world.subject("ask"), "q", answer, concurrency=4)
+    for index in range(20):
+        subject = world.subject(f"n{index}")
+        subscription = await world.transport.subscribe(subject, settled=False)
+        await world.transport.request(world.subject("ask"), subject.encode(), timeout=PATIENCE_S)
+        message = await subscription.next(PATIENCE_S)
+        assert message is not None
+        assert message.data == b"live"
+        await subscription.close()
+
+
 async def test_next_returns_none_after_its_timeout(world: World) -> None:
     subscription = await world.transport.subscribe(world.subject())
     assert await subscription.next(0.05) is None
