@@ -14,12 +14,15 @@ from models.pocket.recipe.data import ASSISTANT_BIT, END_OF_TEXT, ID_MASK
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """`ids` and `targets` [B, T] int64; `starts` [B, T] bool; `weights` [B, T] float32 of the targets' losses."""
+    """`ids` and `targets` [B, T] int64; `starts` [B, T] bool; `weights` [B, T] float32 of the targets' losses.
+    `seed` for what a stage draws from the batch.
+    """
 
     ids: Tensor
     targets: Tensor
     starts: Tensor
     weights: Tensor
+    seed: int
 
 
 def load_shard(name: str, device: torch.device) -> Tensor:
@@ -46,7 +49,8 @@ class Mixture:
 
     def batch(self, step: int, length: int) -> Batch:
         """The batch of one step, rows of `length` tokens."""
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + step)
+        seed = self.seed * 1_000_003 + step
+        generator = torch.Generator().manual_seed(seed)
         pieces, weights = [], []
         for shard, rows, dialogue in zip(self.shards, self.rows, self.dialogue, strict=True):
             at = torch.randint(0, len(shard) - length - 1, (rows,), generator=generator).to(shard.device)
@@ -62,4 +66,6 @@ class Mixture:
         starts = torch.zeros_like(tokens[:, :-1], dtype=torch.bool)
         starts[:, 0] = True
         starts[:, 1:] = tokens[:, :-2] == END_OF_TEXT
-        return Batch(ids=tokens[:, :-1], targets=tokens[:, 1:], starts=starts, weights=torch.cat(weights))
+        return Batch(
+            ids=tokens[:, :-1], targets=tokens[:, 1:], starts=starts, weights=torch.cat(weights), seed=seed
+        )

@@ -35,19 +35,23 @@ BATCH = 64
 
 @dataclass
 class Acceptance:
-    """Rounds and tokens of simulated verifies; `accepted[j]` of `drafted[j]` drafts at depth j were right in turn."""
+    """Rounds and tokens of simulated verifies of `k` drafts; `accepted[j]` of `drafted[j]` at depth j were right in turn."""
 
+    k: int = K
     rounds: int = 0
     tokens: int = 0
-    drafted: list[int] = field(default_factory=lambda: [0] * K)
-    accepted: list[int] = field(default_factory=lambda: [0] * K)
+    drafted: list[int] = field(default_factory=list)
+    accepted: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.drafted, self.accepted = [0] * self.k, [0] * self.k
 
     def walk(self, hits: list[list[bool]], first: int, end: int) -> None:
         """One stream: `first` is the position that the prime emitted, `end` the stream's length. `hits[s][p]`: chain
         step s at row p guesses token p+1."""
         anchor = first
         while anchor < end - 1:
-            k = min(K, end - 1 - anchor)
+            k = min(self.k, end - 1 - anchor)
             m = 0
             while m < k and hits[m][anchor + m]:
                 m += 1
@@ -64,8 +68,8 @@ class Acceptance:
 
 
 @torch.no_grad()
-def chain_hits(model: Pocket, streams: list[list[int]]) -> list[list[list[bool]]]:
-    """For each stream K lists: whether chain step s at row p has the stream's token p+1 as its argmax."""
+def chain_hits(model: Pocket, streams: list[list[int]], steps: int = K) -> list[list[list[bool]]]:
+    """For each stream `steps` lists: whether chain step s at row p has the stream's token p+1 as its argmax."""
     device = model.model.embed_tokens.weight.device
     order = sorted(range(len(streams)), key=lambda i: len(streams[i]))
     result: list[list[list[bool]]] = [[] for _ in streams]
@@ -79,7 +83,7 @@ def chain_hits(model: Pocket, streams: list[list[int]]) -> list[list[list[bool]]
         starts[:, 0] = True
         layout = Layout.of(starts, model.shape)
         hidden = model.model(ids, layout)
-        outputs = model.mtp.unroll(model.model.embed_tokens(ids), hidden, layout, K)
+        outputs = model.mtp.unroll(model.model.embed_tokens(ids), hidden, layout, steps)
         right = [(model.logits(y[:, :-1]).argmax(-1) == ids[:, 1:]).tolist() for y in outputs]
         for row, index in enumerate(rows):
             result[index] = [step[row] for step in right]

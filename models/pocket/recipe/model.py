@@ -63,12 +63,17 @@ class Trunk(nn.Module):
         self.layers = nn.ModuleList(Block(shape, kind) for kind in shape.layer_types)
         self.norm = Norm(shape.hidden_size, shape.rms_norm_eps)
 
-    def forward(self, ids: Tensor, layout: Layout) -> Tensor:
-        """ids [B, T] -> hidden states after the final norm [B, T, H], float32."""
-        h = self.embed_tokens(ids)
+    def outputs(self, ids: Tensor, layout: Layout) -> list[Tensor]:
+        """ids [B, T] -> the output of every layer [B, T, H], float32; what a block drafter taps."""
+        h, outputs = self.embed_tokens(ids), []
         for layer in self.layers:
             h = layer(h, layout)
-        return self.norm(h)
+            outputs.append(h)
+        return outputs
+
+    def forward(self, ids: Tensor, layout: Layout) -> Tensor:
+        """ids [B, T] -> hidden states after the final norm [B, T, H], float32."""
+        return self.norm(self.outputs(ids, layout)[-1])
 
 
 class Mtp(nn.Module):

@@ -7,14 +7,16 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
+from torch import nn
 
+from models.pocket.recipe.block import BlockDrafter, BlockShape
 from models.pocket.recipe.layers import Shape
 from models.pocket.recipe.model import Pocket
 
 FOLDER = Path(__file__).parent.parent
 
 
-def save(model: Pocket, path: Path) -> None:
+def save(model: nn.Module, path: Path) -> None:
     """Writes every parameter rounded to bfloat16. The head is tied, so there is no lm_head tensor."""
     tensors = {
         name: value.detach().to("cpu", torch.bfloat16).contiguous()
@@ -22,6 +24,13 @@ def save(model: Pocket, path: Path) -> None:
     }
     save_file(tensors, path, metadata={"format": "pt"})
     path.chmod(0o644)
+
+
+def load_block(path: Path, folder: Path = FOLDER / "block") -> BlockDrafter:
+    """A float32 block drafter of `folder`'s config with the weights of `path`; a missing or unknown tensor is an error."""
+    drafter = BlockDrafter(BlockShape.load(folder))
+    drafter.load_state_dict({name: value.float() for name, value in load_file(path).items()})
+    return drafter
 
 
 def load(path: Path, folder: Path = FOLDER) -> Pocket:
