@@ -47,6 +47,9 @@ class Delivery(Protocol):
     async def ack(self) -> None:
         """Done; waits until the server knows it."""
 
+    async def pass_over(self) -> None:
+        """Done, and nothing hangs on it: not waited for, and if the word is lost it is delivered again."""
+
     async def nak(self, *, delay_s: float = 0.0) -> None:
         """Hand back, to be delivered again after `delay_s`."""
 

@@ -261,6 +261,9 @@ class MemoryDelivery:
         self._end()
         self._consumer.done(self._message.sequence)
 
+    async def pass_over(self) -> None:
+        await self.ack()
+
     async def nak(self, *, delay_s: float = 0.0) -> None:
         self._end()
         self._consumer.postpone(self._message.sequence, delay_s)

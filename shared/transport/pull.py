@@ -201,6 +201,11 @@ class WireDelivery:
     async def ack(self) -> None:
         await self._end(b"+ACK")
 
+    async def pass_over(self) -> None:
+        self._check()
+        await self._wire.send(self._reply, b"+ACK")
+        self._ended = True
+
     async def nak(self, *, delay_s: float = 0.0) -> None:
         detail = f' {{"delay": {int(delay_s * _NS)}}}' if delay_s > 0 else ""
         await self._end(b"-NAK" + detail.encode())
@@ -213,7 +218,10 @@ class WireDelivery:
 
     async def _end(self, verdict: bytes) -> None:
         """Say the verdict and wait until the server knows it. On Unavailable it may be said again."""
-        if self._ended:
-            raise RuntimeError("this delivery was already ended")
+        self._check()
         await self._wire.ask(self._reply, verdict, timeout=_ACK_S)
         self._ended = True
+
+    def _check(self) -> None:
+        if self._ended:
+            raise RuntimeError("this delivery was already ended")

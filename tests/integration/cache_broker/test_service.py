@@ -199,6 +199,9 @@ class Scripted:
     async def ack(self) -> None:
         self.ends.append("ack")
 
+    async def pass_over(self) -> None:
+        self.ends.append("passed over")
+
     async def nak(self, *, delay_s: float = 0.0) -> None:
         self.ends.append("nak")
 

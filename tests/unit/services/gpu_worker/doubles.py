@@ -16,6 +16,9 @@ class TwinDelivery:
     async def ack(self) -> None:
         self.ended = "ack"
 
+    async def pass_over(self) -> None:
+        self.ended = "ack"
+
     async def nak(self, *, delay_s: float = 0.0) -> None:
         self.ended = "nak"
 
