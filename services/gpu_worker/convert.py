@@ -11,6 +11,7 @@ from services.gpu_worker.frames import Chunk, Scores
 from shared.errors import InvalidRequest
 from shared.protocol import messages as wire
 from shared.protocol.seeds import choice_seed
+from shared.protocol.subjects import PRIORITIES
 
 Tokens: TypeAlias = tuple[int, ...]
 
@@ -85,6 +86,8 @@ def engine_requests(
             speculation_k=drafts,
             top_logprobs=request.top_logprobs,
             prompt_logprobs=scoring if choice == 0 else None,
+            party=request.tenant,
+            rank=PRIORITIES.index(request.priority),
             labels=request.cache.labels,
             emitted=tuple(emitted[choice]),
             journal_stands=journal_stands,

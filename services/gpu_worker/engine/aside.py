@@ -1,7 +1,7 @@
-"""Sets running streams aside: those whose launch did not fit, and the youngest when rows run out. They stand at the head
-of the line again, and come back with what they said as their journal.
+"""Sets running streams aside: those whose launch did not fit, the youngest when rows run out, and who has most when somebody
+new comes. They stand at the head of the line again, and come back with what they said as their journal.
 
-`preemption` decides who; this acts. Knows streams, the line and the cache. Does not know what a step runs.
+`preemption` and `seats` decide who; this acts. Knows streams, the line and the cache. Does not know what a step runs.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from services.gpu_worker.engine.faults import Faults
 from services.gpu_worker.engine.keeper import Keeper
 from services.gpu_worker.engine.line import Line
 from services.gpu_worker.engine.preemption import by_age, gives_way, spare_blocks
+from services.gpu_worker.engine.scheduler import Room
+from services.gpu_worker.engine.seats import gives_up_seat, seats_of
 from services.gpu_worker.engine.streams import Stream
 from shared.clock import Clock
 
@@ -68,6 +70,24 @@ class Aside:
                 self._preempt(victim)
         if self._active and all(stream.starved for stream in self._active):
             self._line.free_holds(spare_blocks(self._active))
+
+    def seat_newcomers(self, room: Room) -> None:
+        """The first of a party that has nothing here gets a seat now, of a stream that gives way; pages are taken away only
+        where eviction cannot bring them, one stream's a step."""
+        seated, newcomers = self._line.take_turns(seats_of(self._active), room)
+        free, leading = min(room.slots, room.batch) - len(seated), list(seated)
+        for newcomer in newcomers:
+            if free > 0 and self._cache.reclaimable():
+                break
+            victim = gives_up_seat(self._active, newcomer)
+            if victim is None:
+                continue
+            self._preempt(victim)
+            leading.append(newcomer)
+            if free > 0:
+                break
+        if len(leading) > len(seated):
+            self._line.lead(leading)
 
     def _told_to_give_way(self, stream: Stream) -> bool:
         if self._faults is None or not stream.going:

@@ -203,6 +203,7 @@ class Engine:
         self._apply_cancels()
         self._wants.make_room()
         self._aside.make_way()
+        self._aside.seat_newcomers(self._room())
         load = len(self._active) + len(self._line)
         verdict = speculation(load, self._limits.spec_gate, self._gain.at(load))
         self._admit(verdict)
@@ -224,18 +225,20 @@ class Engine:
         return events
 
     def _admit(self, verdict: Speculation) -> None:
-        room = Room(
-            blocks=max(0, self._cache.blocks.free - spare_blocks(self._active)),
-            slots=self._cache.slots.free,
-            batch=self._config.max_batch - len(self._active),
-        )
-        for waiting in self._line.admit(room):
+        for waiting in self._line.admit(self._room()):
             stream = self._opener.open(waiting, verdict)
             self._active.append(stream)
             if waiting.past is None and waiting.request.reuse == "decode":
                 self._affinity.turn(waiting.request, served=stream.reuse == "decode")
         if self._line and not self._active:
             self._line.free_holds()
+
+    def _room(self) -> Room:
+        return Room(
+            blocks=max(0, self._cache.blocks.free - spare_blocks(self._active)),
+            slots=self._cache.slots.free,
+            batch=self._config.max_batch - len(self._active),
+        )
 
     def _decode(self, rounds: int, verdict: Speculation) -> None:
         """Hand over what shall decode plainly, then run the burst."""

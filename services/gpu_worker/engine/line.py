@@ -6,7 +6,7 @@ Knows the cache's room and the hits of those who wait. Does not know sessions, n
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from services.gpu_worker.engine.cache.decoded import DecodedState
 from services.gpu_worker.engine.cache.manager import CacheManager
@@ -14,12 +14,13 @@ from services.gpu_worker.engine.events import Event, HitDropped, SpecTelemetry
 from services.gpu_worker.engine.faults import StreamKey
 from services.gpu_worker.engine.requests import GenerateRequest
 from services.gpu_worker.engine.scheduler import Room, admissions
+from services.gpu_worker.engine.seats import in_turn, newcomers
 from services.gpu_worker.engine.waiting import Waiting
 from shared.errors import InvalidRequest, Overloaded
 
 
 class Line:
-    """First come, first served. `tell` takes the events that happen here."""
+    """First come, first served, but for turns between parties. `tell` takes the events that happen here."""
 
     def __init__(
         self, cache: CacheManager, *, most: int, reserve: int, tell: Callable[[Event], None]
@@ -111,6 +112,22 @@ class Line:
         if key is not None:
             self._dropped(waiting, key)
         return key is None
+
+    def take_turns(self, seats: Mapping[str, int], room: Room) -> tuple[list[Waiting], list[Waiting]]:
+        """Bring to the head those whose turn it is by the seats that their parties have: who fits, and the newcomers who do
+        not. One party alone keeps its order."""
+        if len({waiting.request.party for waiting in self._waiting} | set(seats)) < 2:
+            return [], []
+        self.lead(in_turn(self._waiting, seats, max(1, min(room.slots, room.batch))))
+        count = admissions([self._fresh_blocks(waiting) for waiting in self._waiting], room)
+        seated = [self._waiting[place] for place in range(count)]
+        return seated, newcomers(self._waiting, seats, seated)
+
+    def lead(self, first: Sequence[Waiting]) -> None:
+        """They stand at the head, in this order."""
+        for waiting in reversed(first):
+            self._waiting.remove(waiting)
+            self._waiting.appendleft(waiting)
 
     def free_holds(self, wanted: int | None = None) -> None:
         """Nothing runs on and `wanted` blocks (null = what the head needs) are not free: hits that wait must not keep

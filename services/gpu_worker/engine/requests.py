@@ -62,6 +62,8 @@ class GenerateRequest:
     speculation_k: int = 0  #: drafts a round; 0 = plain decode
     top_logprobs: int | None = None  #: null = no logprobs; 0 = the chosen token's alone
     prompt_logprobs: int | None = None  #: k best of every prompt row; such a request bypasses the cache
+    party: str = ""  #: who it counts for when several share the seats; an opaque label, never a key
+    rank: int = 0  #: it takes a seat from its own rank and from larger ones alone
     labels: tuple[str, ...] = ()  #: session, user, narrowest first: nominate a parked session, never a key
     emitted: tuple[int, ...] = ()  #: tokens that an earlier attempt journalled: verified, never emitted again
     journal_stands: bool = False
