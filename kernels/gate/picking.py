@@ -1,4 +1,4 @@
-"""The pick, the accept walk and the checksums."""
+"""The pick, the end of a round and the checksums."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from kernels import checksum
+from kernels.advance import NO_STOP, STOPS, RoundState
+from kernels.advance import reference as advance_twin
 from kernels.checksum import reference as checksum_twin
 from kernels.dispatch import device_module
 from kernels.gate.ledger import Check, Ledger
@@ -37,6 +39,9 @@ class Rules:
     banned_ids: frozenset[int] = frozenset()
 
 
+_ROUNDS = 65
+"""Sequences of a round."""
+
 STREAMS = (
     Rules(temperature=0.0),
     Rules(seed=7),
@@ -47,9 +52,9 @@ STREAMS = (
 
 
 def checks(place: Place) -> Iterator[tuple[str, Check]]:
-    """Picks and sums against their twins and against other company."""
+    """Picks, ends of rounds and sums against their twins and against other company."""
     yield "pick", partial(_pick, place)
-    yield "accept walk", partial(_walk, place)
+    yield "end of a round", partial(_end, place)
     yield "checksum", partial(_checksum, place)
 
 
@@ -82,18 +87,49 @@ def _pick(place: Place, ledger: Ledger) -> None:
     ledger.close(logprobs[:, :few].flatten().cpu(), _of(expected.logprobs).double(), 1e-5)
 
 
-def _walk(place: Place, ledger: Ledger) -> None:
+def _end(place: Place, ledger: Ledger) -> None:
     generator = torch.Generator().manual_seed(3)
     for columns in place.sizes.columns:
-        picks, fed = (
-            torch.randint(0, 3, (65, columns), generator=generator, dtype=torch.int32) for _ in range(2)
+        here = _state(place, columns, generator)
+        there = replace(
+            here, **{name: one.to(place.device, copy=True) for name, one in _tensors(here).items()}
         )
-        counts = torch.randint(0, columns + 1, (65,), generator=generator, dtype=torch.int32)
-        expected = twin.accept_walk(picks, fed[:, 1:], counts)
-        there = (picks.to(place.device), fed.to(place.device), counts.to(place.device))
-        told = device_module("sampling").accept_walk(there[0], there[1][:, 1:], there[2])
-        for name, one, other in zip(told._fields, told, expected, strict=True):
-            ledger.equal(one.cpu(), other, f"{name} of {columns} columns")
+        picks = torch.randint(-1, 5, (_ROUNDS, columns), generator=generator, dtype=torch.int32)
+        agrees = torch.rand(_ROUNDS, columns, generator=generator) < 0.7
+        fed = torch.where(agrees, picks, picks + 1).roll(1, 1).contiguous()
+        hidden = torch.randn(_ROUNDS, columns, place.sizes.hidden, generator=generator).to(place.dtype)
+        ids = fed.to(place.device, copy=True)
+        told = device_module("advance").advance(there, picks.to(place.device), ids, hidden.to(place.device))
+        ledger.equal(told.cpu(), advance_twin.advance(here, picks, fed, hidden), f"{columns} columns")
+        ledger.equal(ids.cpu(), fed, f"anchors of {columns} columns")
+        for name, one in _tensors(here).items():
+            ledger.equal(getattr(there, name).cpu(), one, f"{name} of {columns} columns")
+
+
+def _state(place: Place, columns: int, generator: torch.Generator) -> RoundState:
+    def drawn(low: int, high: int, *size: int) -> Tensor:
+        return torch.randint(low, high, (_ROUNDS, *size), generator=generator, dtype=torch.int32)
+
+    return RoundState(
+        starts=drawn(0, 1000),
+        counts=drawn(0, columns + 1),
+        left=drawn(0, 3 * columns),
+        wide=drawn(1, columns + 1),
+        stops=torch.where(drawn(0, 9, STOPS) == 0, 4, NO_STOP).int(),
+        pending=drawn(0, 6),
+        head=drawn(0, 11),
+        store_after=drawn(0, 2),
+        tail_tokens=drawn(0, 2, columns + 1),
+        tail_counts=drawn(0, 2),
+        tail_hidden=torch.zeros(_ROUNDS, columns + 1, place.sizes.hidden, dtype=place.dtype),
+        capacity=11,
+        fold_rows=4,
+    )
+
+
+def _tensors(state: RoundState) -> dict[str, Tensor]:
+    values = {field.name: getattr(state, field.name) for field in fields(state)}
+    return {name: value for name, value in values.items() if isinstance(value, Tensor)}
 
 
 def _checksum(place: Place, ledger: Ledger) -> None:
@@ -104,9 +140,9 @@ def _checksum(place: Place, ledger: Ledger) -> None:
         ledger.equal(checksum.checksums(rows[number : number + 1].clone())[0], whole[number], f"row {number}")
     keys, values = (place.normal(2, 6, 2, 64, 16, seed=seed) for seed in (5, 6))
     blocks = torch.tensor([5, 0, 3])
-    told = checksum.block_checksums((keys, values), blocks.to(place.device))
+    told = checksum.block_checksums(keys, values, blocks.to(place.device))
     ledger.equal(
-        told.cpu(), checksum_twin.block_checksums((keys.cpu(), values.cpu()), blocks), "scattered blocks"
+        told.cpu(), checksum_twin.block_checksums(keys.cpu(), values.cpu(), blocks), "scattered blocks"
     )
 
 

@@ -1,10 +1,10 @@
-"""Position-keyed sampling: Philox noise, the pick of a token from a row of logits, and the walk over accepted drafts."""
+"""Position-keyed sampling: Philox noise, and the pick of a token from a row of logits."""
 
 from torch import Tensor
 
 from kernels.dispatch import device_module, on_card
 from kernels.sampling import reference
-from kernels.sampling.plan import TOP_K_LIMIT, PickPlan, Picks, Walk, device_pickable
+from kernels.sampling.plan import TOP_K_LIMIT, PickPlan, Picks, device_pickable
 from kernels.sampling.reference import STREAM_TARGET, gumbel, philox4x32
 
 __all__ = [
@@ -12,8 +12,6 @@ __all__ = [
     "TOP_K_LIMIT",
     "PickPlan",
     "Picks",
-    "Walk",
-    "accept_walk",
     "device_pickable",
     "gumbel",
     "philox4x32",
@@ -25,9 +23,3 @@ def pick(logits: Tensor, plan: PickPlan, *, id_map: Tensor | None = None, logpro
     """A token from every row of `logits` [S x columns, V] float32; see the twin."""
     chosen = device_module("sampling") if on_card(logits) else reference
     return chosen.pick(logits, plan, id_map=id_map, logprobs=logprobs)
-
-
-def accept_walk(picks: Tensor, drafts: Tensor, counts: Tensor) -> Walk:
-    """Accepted drafts of every sequence; see the twin."""
-    chosen = device_module("sampling") if on_card(picks) else reference
-    return chosen.accept_walk(picks, drafts, counts)

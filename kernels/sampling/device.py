@@ -1,4 +1,4 @@
-"""The pick and the accept walk in Triton.
+"""The pick in Triton.
 
 A row is cut into splits of 4,096 ids, a constant.
 
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from kernels.sampling.card_noise import NO_ID, gumbel, row_top, uniform_of, uniform_run
 from kernels.sampling.card_truncation import bounds_kernel, candidates_kernel, pick_of_candidates
-from kernels.sampling.plan import TOP_K_LIMIT, PickPlan, Picks, Walk
+from kernels.sampling.plan import TOP_K_LIMIT, PickPlan, Picks
 from kernels.tiles import PICK_SPLIT
 
 _PARTS: Final = 8
@@ -146,24 +146,6 @@ def _choose(
         tl.store(logprobs + row, x - tl.where(fine, top, 0.0) - tl.log(tl.where(fine, total, 1.0)))
 
 
-@triton.jit(do_not_specialize=["pick_stride", "draft_stride", "columns"])
-def _walk(
-    picks, drafts, counts, accepted, anchors, rows, pick_stride, draft_stride, columns, WIDTH: tl.constexpr
-):
-    sequence = tl.program_id(0)
-    count = tl.load(counts + sequence)
-    at = tl.arange(0, WIDTH)
-    inside = at < count - 1
-    pick = tl.load(picks + sequence * pick_stride + at, mask=inside, other=-1)
-    draft = tl.load(drafts + sequence * draft_stride + at, mask=inside, other=-2)
-    stood = tl.min(tl.where(inside & (pick == draft), WIDTH, at), axis=0)
-    stood = tl.maximum(tl.minimum(stood, count - 1), 0)
-    anchor = tl.load(picks + sequence * pick_stride + stood)
-    tl.store(accepted + sequence, stood)
-    tl.store(anchors + sequence, tl.where(count > 0, tl.maximum(anchor, 0), 0))
-    tl.store(rows + sequence, sequence * columns + stood)
-
-
 def pick(
     logits: Tensor,
     plan: PickPlan,
@@ -210,17 +192,6 @@ def pick(
         TRUNCATE=plan.truncate, SUMS=logprobs, num_warps=4,
     )  # fmt: skip
     return Picks(ids, told if logprobs else None)
-
-
-def accept_walk(picks: Tensor, drafts: Tensor, counts: Tensor) -> Walk:
-    """As the twin; rows of `picks` and `drafts` may be strided."""
-    sequences, columns = picks.shape
-    made = torch.empty(3, sequences, dtype=torch.int32, device=picks.device)
-    _walk[(sequences,)](
-        picks, drafts, counts, made[0], made[1], made[2], picks.stride(0), drafts.stride(0), columns,
-        WIDTH=triton.next_power_of_2(columns), num_warps=1,
-    )  # fmt: skip
-    return Walk(made[0], made[1], made[2])
 
 
 class _Work:

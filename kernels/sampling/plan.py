@@ -141,17 +141,6 @@ class Picks(NamedTuple):
     logprobs: Tensor | None
 
 
-class Walk(NamedTuple):
-    """Outcome of a verify, int32 [S] each."""
-
-    accepted: Tensor
-    """m: drafts that equal what the target picked, from the first on."""
-    anchors: Tensor
-    """The pick of column m, which is the next round's column 0; 0 where the row was broken (its pick says -1)."""
-    rows: Tensor
-    """Row of column m among the S x T rows: whose hidden goes with the anchor."""
-
-
 class _Row(NamedTuple):
     """One sequence of a plan; a field a tensor."""
 

@@ -1,4 +1,4 @@
-"""Philox4x32-10, Gumbel noise, the pick and the accept walk: the definitions that the device kernels must meet.
+"""Philox4x32-10, Gumbel noise and the pick: the definitions that the device kernels must meet.
 
 Layout: key = (seed low word, seed high word); counter = (vocabulary id >> 2, absolute position of the decided token,
 stream, choice index); word (id & 3) of a counter belongs to that id. A number is therefore a function of what is
@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kernels.sampling.plan import PickPlan, Picks, Walk
+from kernels.sampling.plan import PickPlan, Picks
 
 Words: TypeAlias = NDArray[np.uint32]
 
@@ -78,20 +78,6 @@ def pick(logits: Tensor, plan: PickPlan, *, id_map: Tensor | None = None, logpro
         return Picks(picked, None)
     scores = torch.log_softmax(logits.double(), dim=1)
     return Picks(picked, scores.gather(1, picked.clamp(min=0).long()[:, None])[:, 0].float())
-
-
-def accept_walk(picks: Tensor, drafts: Tensor, counts: Tensor) -> Walk:
-    """`picks` int32 [S, T], `drafts` int32 [S, T-1] (column t + 1 was fed drafts[:, t]), `counts` int32 [S] real columns.
-
-    A padded sequence has count 0 and answers 0 and 0.
-    """
-    sequences, columns = picks.shape
-    inside = torch.arange(columns - 1)[None, :] < counts[:, None] - 1
-    agreed = (picks[:, : columns - 1] == drafts) & inside
-    accepted = agreed.int().cumprod(dim=1).sum(dim=1)
-    rows = torch.arange(sequences) * columns + accepted
-    anchors = picks.reshape(-1)[rows].clamp(min=0) * (counts > 0)
-    return Walk(accepted.int(), anchors.int(), rows.int())
 
 
 def _pick_row(row: NDArray[np.float32], names: NDArray[np.int64], plan: PickPlan, number: int) -> int:

@@ -76,10 +76,10 @@ class Speculator:
             self._states.reset_position(slot)
         spans = [Span(CONTEXT, columns, self._tables[slot]) for slot in slots]
         self.rounds.inputs.fill(spans, [[7] * columns] * sequences, size, slots, self._states)
-        self.rounds.tail_counts[:sequences] = 1
-        self.rounds.tail_hidden.normal_()
-        self.rounds.left[:sequences] = 1 << 20
-        self.rounds.wide[:sequences] = columns
+        self.rounds.state.tail_counts[:sequences] = 1
+        self.rounds.state.tail_hidden.normal_()
+        self.rounds.state.left[:sequences] = 1 << 20
+        self.rounds.state.wide[:sequences] = columns
 
     def run(self, size: Size, count: int, *, overlapped: bool) -> tuple[float, float]:
         """Seconds a round, and seconds a round of the host's calls, which mean its own work when the device is idle.

@@ -14,12 +14,13 @@ Only for streams that `sampling.device_pickable` allows: a stream has one progra
 
 from __future__ import annotations
 
-from typing import Final
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from kernels import sampling
+from kernels.advance import NO_STOP, STOPS, RoundState, advance
 from kernels.paged_attention import SPLIT_ROWS, CardAttention
 from kernels.tiles import ROWS
 from services.gpu_worker.engine.cache.kv_pool import KVPool
@@ -29,11 +30,28 @@ from services.gpu_worker.engine.inputs import RoundInputs, card_attention
 from services.gpu_worker.engine.layers.steps import AttentionStep
 from services.gpu_worker.engine.models.hybrid import HybridModel
 
-STOPS: Final = 8
-"""Stop ids a stream may have on the card."""
 
-NO_STOP: Final = -2
-"""A stop id that no pick equals: a broken row is -1."""
+class Told(NamedTuple):
+    """What the host tells of sequences that begin a run of rounds, views of one buffer: a copy brings it all. The first
+    five are `RoundState`'s; `given` int32 [most], 1 = the host brought the drafts, and the head's are not asked."""
+
+    tail_tokens: Tensor
+    stops: Tensor
+    tail_counts: Tensor
+    left: Tensor
+    wide: Tensor
+    given: Tensor
+
+    @staticmethod
+    def room(most: int, columns: int) -> int:
+        """Elements of the buffer."""
+        return most * (columns + STOPS + 4)
+
+    @classmethod
+    def of(cls, buffer: Tensor, most: int, columns: int) -> Told:
+        """The views of a buffer of `room` elements."""
+        tokens, stops, *rest = torch.split(buffer, [most * columns, most * STOPS, *[most] * 4])
+        return cls(tokens.view(most, columns), stops.view(most, STOPS), *rest)
 
 
 class DeviceRounds:
@@ -48,23 +66,26 @@ class DeviceRounds:
         self.inputs = inputs
         most, device = inputs.sequences, kv.k.device
 
-        def ints(*size: int, value: int = 0) -> Tensor:
-            return torch.full(size, value, dtype=torch.int32, device=device)
-
-        self.left = ints(most)
-        """Rows that the sequence may still commit."""
-        self.wide = ints(most)
-        """Columns that the sequence's rounds have while `left` allows them."""
-        self.stops = ints(most, STOPS, value=NO_STOP)
-        self.tail_tokens = ints(most, inputs.columns)
-        self.tail_counts = ints(most)
-        """What the last round decided: its picks, how many of them stand, and the hiddens of the rows before them."""
-        self.tail_hidden = torch.zeros(
-            most, inputs.columns, model.dims.hidden, dtype=kv.k.dtype, device=device
+        self.buffer = torch.zeros(Told.room(most, inputs.columns), dtype=torch.int32, device=device)
+        told = Told.of(self.buffer, most, inputs.columns)
+        told.stops.fill_(NO_STOP)
+        self.given = told.given
+        self.state = RoundState(
+            starts=inputs.starts,
+            counts=inputs.counts,
+            left=told.left,
+            wide=told.wide,
+            stops=told.stops,
+            pending=inputs.pending,
+            head=inputs.head,
+            store_after=inputs.store_after,
+            tail_tokens=told.tail_tokens,
+            tail_counts=told.tail_counts,
+            tail_hidden=torch.zeros(most, inputs.columns, model.dims.hidden, dtype=kv.k.dtype, device=device),
+            capacity=states.capacity,
+            fold_rows=states.placement.fold_rows,
         )
         self.rules = sampling.PickPlan.empty(most, inputs.columns, device=device, truncate=truncate)
-        self.given = ints(most)
-        """1: the host brought the sequence's drafts, and the head's are not asked."""
         self.forced: Tensor | None = None
         """Accepted drafts by decree, int32 [most]: for a benchmark of random weights, which never agree. Null = real."""
         self._steps = torch.arange(inputs.columns, dtype=torch.int32, device=device)
@@ -76,8 +97,8 @@ class DeviceRounds:
     def clear(self) -> None:
         """Only padding."""
         self.inputs.fill([], [], (self.inputs.sequences, self.inputs.columns))
-        self.left.zero_()
-        self.tail_counts.zero_()
+        self.state.left.zero_()
+        self.state.tail_counts.zero_()
 
     @torch.no_grad()
     def launch(self, size: Size) -> Tensor:
@@ -98,14 +119,16 @@ class DeviceRounds:
         hidden = self._model.trunk(self._model.embed(ids.flatten()), step)
         plan = self.rules.of(self.inputs.starts[:sequences], columns)
         picks = sampling.pick(self._model.logits(hidden), plan).ids.view(sequences, columns)
-        return self._advance(picks, ids, hidden.view(sequences, columns, -1))
+        hidden = hidden.view(sequences, columns, -1)
+        return advance(self.state, picks, ids, hidden, decreed=self.forced)
 
     def _draft(self, sequences: int, columns: int) -> None:
         """Fill columns 1.. of the ids."""
-        starts, tail = self.inputs.starts[:sequences], self.tail_counts[:sequences]
+        state = self.state
+        starts, tail = state.starts[:sequences], state.tail_counts[:sequences]
         ids = self.inputs.ids[: sequences * columns].view(sequences, columns)
-        live = (self.inputs.counts[:sequences] > 0).int()
-        tokens, hiddens = self.tail_tokens[:sequences, :columns], self.tail_hidden[:sequences, :columns]
+        live = (state.counts[:sequences] > 0).int()
+        tokens, hiddens = state.tail_tokens[:sequences, :columns], state.tail_hidden[:sequences, :columns]
         step = self._attention(starts - tail + 1, tail * live, columns)
         rows = self._head(tokens.flatten(), hiddens.flatten(0, 1), step)
         last = (self._rows[:sequences] * columns + tail.clamp_min(1)) - 1
@@ -121,44 +144,6 @@ class DeviceRounds:
     def _head(self, tokens: Tensor, hiddens: Tensor, step: AttentionStep) -> Tensor:
         assert self._model.mtp is not None
         return self._model.mtp(self._model.embed(tokens), hiddens, step)
-
-    def _advance(self, picks: Tensor, ids: Tensor, hidden: Tensor) -> Tensor:
-        """What the next round starts from. All tensors int32 [S]."""
-        inputs, sequences, columns = self.inputs, *picks.shape
-        starts, counts, left = (part[:sequences] for part in (inputs.starts, inputs.counts, self.left))
-        pending, head = inputs.pending[:sequences], inputs.head[:sequences]
-        store = inputs.store_after[:sequences]
-        accepted = self._accepted(picks, ids, counts)
-        rows = torch.where(counts > 0, accepted + 1, 0)
-        told = torch.cat([picks, ids[:, 1:], rows[:, None]], dim=1)
-
-        self.tail_tokens[:sequences, :columns] = picks
-        self.tail_hidden[:sequences, :columns] = hidden
-        self.tail_counts[:sequences] = rows
-        anchor = picks.gather(1, accepted[:, None].long()).squeeze(1)
-        ended = (anchor[:, None] == self.stops[:sequences]).any(1) | (anchor < 0)
-        ids[:, 0] = anchor.clamp_min(0)
-        left.sub_(rows).masked_fill_(ended, 0)
-        starts.add_(rows)
-        folded = pending * store
-        head.copy_((head + folded) % self._states.capacity)
-        pending.add_(rows - folded)
-        counts.copy_(torch.minimum(left.clamp_min(0), self.wide[:sequences]))
-        # A sequence that ended folds no more: the host does not know of rounds after its end.
-        store.copy_((pending >= self._states.placement.fold_rows) & (counts > 0))
-        return told
-
-    def _accepted(self, picks: Tensor, ids: Tensor, counts: Tensor) -> Tensor:
-        """Drafts that stand: what the target picked, before the first stop id."""
-        sequences, columns = picks.shape
-        if self.forced is not None:
-            return torch.minimum(self.forced[:sequences], (counts - 1).clamp_min(0))
-        if columns == 1:
-            return torch.zeros_like(counts)
-        walked = sampling.accept_walk(picks, ids[:, 1:], counts).accepted
-        stops = (picks[:, :, None] == self.stops[:sequences, None, :]).any(2)
-        first = torch.where(stops, self._steps[:columns], columns).amin(1)
-        return torch.minimum(walked, first.int())
 
     def _attention(self, starts: Tensor, counts: Tensor, columns: int) -> AttentionStep:
         rope = self._model.rope

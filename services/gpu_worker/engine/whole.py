@@ -15,12 +15,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from kernels.advance import NO_STOP, STOPS
 from kernels.tiles import ROWS
 from services.gpu_worker.engine.batch import DraftRows
 from services.gpu_worker.engine.cache.kv_pool import KVPool
 from services.gpu_worker.engine.cache.state_pool import StatePool
 from services.gpu_worker.engine.config import EngineConfig
-from services.gpu_worker.engine.device_rounds import NO_STOP, STOPS, DeviceRounds
+from services.gpu_worker.engine.device_rounds import DeviceRounds, Told
 from services.gpu_worker.engine.graphs import Size, bucket, buckets
 from services.gpu_worker.engine.inputs import RoundInputs
 from services.gpu_worker.engine.layers.steps import Span
@@ -121,7 +122,8 @@ class WholeRounds:
         self._told = [
             torch.zeros(most * 2 * columns, dtype=torch.int32, pin_memory=self._pinned) for _ in range(2)
         ]
-        self._extra = torch.zeros(most, columns + 4 + STOPS, dtype=torch.int32, pin_memory=self._pinned)
+        self._buffer = torch.zeros(Told.room(most, columns), dtype=torch.int32, pin_memory=self._pinned)
+        self._begun = Told.of(self._buffer, most, columns)
         self._seated: list[tuple[SamplingParams, int]] = []
         self._flight: _Flight | None = None
         self.uncaptured = False
@@ -196,7 +198,7 @@ class WholeRounds:
         self._told.reverse()
         kept = host[: len(seats) * told.shape[1]].view(len(seats), -1)
         kept.copy_(told[: len(seats)], non_blocking=self._pinned)
-        hidden = self._rounds.tail_hidden[: len(seats), : size[1]].clone()
+        hidden = self._rounds.state.tail_hidden[: len(seats), : size[1]].clone()
         done = torch.cuda.Event() if self._pinned else None  # type: ignore[no-untyped-call]
         if done is not None:
             done.record()
@@ -223,26 +225,23 @@ class WholeRounds:
     def _fill(self, rows: Sequence[WholeRow], size: Size) -> None:
         spans = [Span(row.start, row.columns, row.block_table) for row in rows]
         ids = [[row.anchor, *row.given, *(0,) * row.k] for row in rows]
-        rounds, most = self._rounds, self._inputs.columns
-        extra = self._extra.zero_().numpy()
-        extra[:, most + 4 :] = NO_STOP
+        self._buffer.zero_()
+        _, stops, _, left, wide, given = (part.numpy() for part in self._begun)
+        stops[:] = NO_STOP
         for number, row in enumerate(rows):
-            stops = sorted(row.stops)[:STOPS]
-            extra[number, most + 1 : most + 4] = not row.k, row.left or row.columns, row.columns
-            extra[number, most + 4 : most + 4 + len(stops)] = stops
+            ends = sorted(row.stops)[:STOPS]
+            stops[number, : len(ends)] = ends
+            left[number], wide[number], given[number] = row.left or row.columns, row.columns, not row.k
             if row.catch_up is not None:
                 self._take(number, row.catch_up, size[1])
         self._inputs.fill(spans, ids, size, [row.slot for row in rows], self._states)
-        told = self._extra.to(rounds.given.device, non_blocking=True)
-        rounds.tail_tokens.copy_(told[:, :most])
-        parts = (rounds.tail_counts, rounds.given, rounds.left, rounds.wide)
-        for offset, part in enumerate(parts):
-            part.copy_(told[:, most + offset])
-        rounds.stops.copy_(told[:, most + 4 :])
+        self._rounds.buffer.copy_(self._buffer, non_blocking=True)
         seats = [(row.rules, row.choice) for row in rows]
         if seats != self._seated:
             self._seated = seats
-            rounds.rules.fill([row.rules for row in rows], [row.choice for row in rows], vocab=self._vocab)
+            self._rounds.rules.fill(
+                [row.rules for row in rows], [row.choice for row in rows], vocab=self._vocab
+            )
 
     def _take(self, number: int, catch_up: DraftRows, columns: int) -> None:
         """Hand a sequence's last `columns` rows to the round; what is before them is written now."""
@@ -250,10 +249,9 @@ class WholeRounds:
         if spare:
             self._catch_up(catch_up.part(0, spare))
         tokens = catch_up.tokens[spare:]
-        extra = self._extra.numpy()
-        extra[number, : len(tokens)] = tokens
-        extra[number, self._inputs.columns] = len(tokens)
-        tail = self._rounds.tail_hidden
+        self._begun.tail_tokens.numpy()[number, : len(tokens)] = tokens
+        self._begun.tail_counts[number] = len(tokens)
+        tail = self._rounds.state.tail_hidden
         tail[number, : len(tokens)] = catch_up.hiddens[spare:].to(tail.device, tail.dtype)
 
 

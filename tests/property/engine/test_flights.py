@@ -1,7 +1,7 @@
 """Rounds that start before the host has read the last one: any order of cancels, joins, other widths and landings.
 
 The card is played by a few lines of Python that know tokens alone; what advances positions, pending rows and the fold is the
-engine's own (`DeviceRounds._advance`). Streams must be those of plain decode, and after every landing the host's books
+engine's own (`kernels.advance`). Streams must be those of plain decode, and after every landing the host's books
 (`StatePool`) must say what the card really did to the states.
 """
 
@@ -17,6 +17,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kernels.advance import advance
 from services.gpu_worker.engine import whole
 from services.gpu_worker.engine.batch import DraftRows
 from services.gpu_worker.engine.cache.kv_pool import KVPool
@@ -81,7 +82,7 @@ class PlayedCard(DeviceRounds):
                 known.append(int(ids[number, column]))
                 self.ring[slot][(first + column) % self._states.capacity] = known[-1]
                 picks[number, column] = says(known)
-        return self._advance(picks, ids, torch.zeros(*size, DIMS.hidden))
+        return advance(self.state, picks, ids, torch.zeros(*size, DIMS.hidden))
 
 
 @dataclass

@@ -28,7 +28,7 @@ def _gate(only: str, file: Path | None = None) -> tuple[int, str]:
     return command.run_gate("interpreter", file=file, only=only, out=out), out.getvalue()
 
 
-@pytest.mark.parametrize("only", ["matmul", "rms_norm", "lora", "attention prefill", "walk", "checksum"])
+@pytest.mark.parametrize("only", ["matmul", "rms_norm", "lora", "attention prefill", "end of a round", "checksum"])
 def test_kernels_as_they_are_hold(only: str) -> None:
     status, told = _gate(only)
     assert status == 0, told
@@ -80,7 +80,7 @@ def test_a_wrong_product_that_is_row_exact_is_caught(monkeypatch: pytest.MonkeyP
 
 
 def test_the_evidence_has_the_shape_of_all_evidence(tmp_path: Path) -> None:
-    assert _gate("accept walk", tmp_path / "gate.json")[0] == 0
+    assert _gate("end of a round", tmp_path / "gate.json")[0] == 0
     told = json.loads((tmp_path / "gate.json").read_text())
     assert set(told) == {"command", "version", "date", "device", "results", "bars"}
     assert all(set(bar) == {"name", "value", "limit", "unit", "holds"} for bar in told["bars"])
@@ -106,7 +106,7 @@ def test_a_check_that_compares_nothing_does_not_hold() -> None:
 
 
 def test_a_ledger_comes_back_from_another_process() -> None:
-    ledger = command._run_one("interpreter", "accept walk")
+    ledger = command._run_one("interpreter", "end of a round")
     assert pickle.loads(pickle.dumps(ledger)) == ledger
     assert ledger.holds
 

@@ -1,4 +1,4 @@
-"""The pick and the accept walk as device kernels, interpreted, against their twins."""
+"""The pick as device kernels, interpreted, against their twins."""
 
 from __future__ import annotations
 
@@ -140,34 +140,6 @@ def test_a_subset_head_picks_by_the_ids_of_the_vocabulary() -> None:
     assert torch.equal(
         card.pick(part, plan, id_map=few, split=SPLIT).ids, reference.pick(part, plan, id_map=few).ids
     )
-
-
-@pytest.mark.parametrize("columns", [1, 2, 5])
-def test_walks_are_the_twins(columns: int) -> None:
-    generator = torch.Generator().manual_seed(columns)
-    picks = torch.randint(0, 3, (9, columns), generator=generator, dtype=torch.int32)
-    fed = torch.randint(0, 3, (9, columns), generator=generator, dtype=torch.int32)
-    picks[4, 0] = -1
-    counts = torch.randint(0, columns + 1, (9,), generator=generator, dtype=torch.int32)
-    counts[:3] = columns
-    fed[0, 1:] = picks[0, : columns - 1]
-    told, expected = (
-        card.accept_walk(picks, fed[:, 1:], counts),
-        reference.accept_walk(picks, fed[:, 1:], counts),
-    )
-    for one, other in zip(told, expected, strict=True):
-        assert torch.equal(one, other)
-    assert told.accepted[0] == columns - 1
-
-
-def test_a_walk_stops_where_the_draft_differs() -> None:
-    picks = torch.tensor([[5, 6, 7, 8], [5, 6, 7, 8], [5, 6, 7, 8], [0, 0, 0, 0]], dtype=torch.int32)
-    drafts = torch.tensor([[5, 6, 7], [5, 9, 7], [5, 6, 7], [0, 0, 0]], dtype=torch.int32)
-    counts = torch.tensor([4, 4, 2, 0], dtype=torch.int32)
-    walk = card.accept_walk(picks, drafts, counts)
-    assert walk.accepted.tolist() == [3, 1, 1, 0]
-    assert walk.anchors.tolist() == [8, 6, 6, 0]
-    assert walk.rows.tolist() == [3, 5, 9, 12]
 
 
 @pytest.mark.parametrize(

@@ -170,9 +170,9 @@ def test_rounds_that_run_whole_give_the_stream_of_plain_decode(monkeypatch: pyte
     left = len(plain) - 1
     span, ids = Span(bench.length, MOST, TABLE), [[token, *(0,) * (MOST - 1)]]
     inputs.fill([span], ids, (2, MOST), [1], bench.states)
-    rounds.wide[0] = MOST
-    rounds.left[0], rounds.tail_tokens[0, 0], rounds.tail_counts[0] = left, token, 1
-    rounds.tail_hidden[0, 0] = bench.primed[-1]
+    rounds.state.wide[0] = MOST
+    rounds.state.left[0], rounds.state.tail_tokens[0, 0], rounds.state.tail_counts[0] = left, token, 1
+    rounds.state.tail_hidden[0, 0] = bench.primed[-1]
     stream, committed = [token], []
     while len(stream) < len(plain):
         told = rounds.launch((2, MOST)).tolist()
