@@ -91,9 +91,8 @@ def _end(place: Place, ledger: Ledger) -> None:
     generator = torch.Generator().manual_seed(3)
     for columns in place.sizes.columns:
         here = _state(place, columns, generator)
-        there = replace(
-            here, **{name: one.to(place.device, copy=True) for name, one in _tensors(here).items()}
-        )
+        moved: dict[str, Any] = {n: t.to(place.device, copy=True) for n, t in _tensors(here).items()}
+        there = replace(here, **moved)
         picks = torch.randint(-1, 5, (_ROUNDS, columns), generator=generator, dtype=torch.int32)
         agrees = torch.rand(_ROUNDS, columns, generator=generator) < 0.7
         fed = torch.where(agrees, picks, picks + 1).roll(1, 1).contiguous()
