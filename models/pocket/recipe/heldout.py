@@ -68,7 +68,7 @@ def is_code(text: str) -> bool:
 
 def page_prompts(tokenizer: Tokenizer, stride: int) -> Iterator[Prompt]:
     """Cuts of CUT tokens from held-out pages every `stride` tokens: code if they end in code, free text otherwise."""
-    for line in (WORK / "corpus_heldout.jsonl").open():
+    for line in (WORK / "corpus_heldout.jsonl").read_text().split("\n")[:-1]:
         page = json.loads(line)
         ids = tokenizer.encode(page["text"], add_special_tokens=False).ids
         for at in range(0, len(ids) - 2 * CUT, stride):
@@ -97,7 +97,7 @@ def collect(dialogues: int, pages_stride: int, each: int) -> list[Prompt]:
 def prompts_of(files: list[Path] | None = None) -> list[Prompt]:
     """Reads prompt files; the committed ones unless others are named."""
     chosen = files or sorted(FOLDER_HELD.glob("*.jsonl"))
-    return [Prompt(**json.loads(line)) for file in chosen for line in file.open()]
+    return [Prompt(**json.loads(line)) for file in chosen for line in file.read_text().split("\n")[:-1]]
 
 
 def write(prompts: list[Prompt], folder: Path) -> None:
