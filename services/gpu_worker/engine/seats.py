@@ -2,8 +2,8 @@
 
 A seat goes to the party that has fewest, and among those to who stands first. A *newcomer*, the first of a party that has
 nothing here, does not wait for a stream to end: the youngest stream of the party that has most gives way to it at the next
-burst boundary. Where nobody has more than one, a stream gives way that has said something, and only once in its life. Nobody
-else ever takes a seat away, so there are no more exchanges than requests, and the oldest stream always ends.
+burst boundary. Where nobody has more than one, a stream gives way that has said something, and only once in its life, so that
+it ends. Nobody else ever takes a seat away, so there are no more exchanges than requests.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ def in_turn(waiting: Sequence[Waiting], seats: Mapping[str, int], count: int) ->
     lines: dict[str, deque[tuple[int, Waiting]]] = {}
     for place, one in enumerate(waiting):
         lines.setdefault(one.request.party, deque()).append((place, one))
-    has, chosen = Counter(seats), []
+    has: Counter[str] = Counter(seats)
+    chosen: list[Waiting] = []
     while lines and len(chosen) < count:
         party = min(lines, key=lambda name: (has[name], lines[name][0][0]))
         chosen.append(lines[party].popleft()[1])
@@ -59,7 +60,7 @@ def gives_up_seat(streams: Sequence[Stream], newcomer: Waiting) -> Stream | None
     able = [stream for stream in by_age(streams) if stream.request.rank >= newcomer.request.rank]
     most = max((seats[stream.request.party] for stream in able), default=0)
     if most <= 1:
-        able = [stream for stream in able if _may_once(stream) and stream is not by_age(streams)[0]]
+        able = [stream for stream in able if _may_once(stream)]
     return next((stream for stream in reversed(able) if seats[stream.request.party] == most), None)
 
 

@@ -1,5 +1,5 @@
 """One request has one stream (C1): whatever shares the batch, however bursts and chunks are cut, whatever is cached,
-whoever drafts, whenever a stream is demoted or set aside for lack of memory.
+whoever drafts, whoever it is for, whenever a stream is demoted or set aside for lack of memory or for a newcomer.
 
 Each example runs a random set of requests through one engine with random limits, with arrivals between steps, and
 compares tokens and log probabilities with each request alone, cold, plain, in an engine of its own.
@@ -77,12 +77,12 @@ class Trouble(Faults):
         return rounds >= self._demote_at
 
 
-Arrival = tuple[int, int, int, int, int, str, int]
+Arrival = tuple[int, int, int, int, int, str, int, str]
 
 
 @st.composite
 def arrivals(draw: st.DrawFn) -> list[Arrival]:
-    """(steps before it comes, prompt, rule, budget, drafts, drafter, journalled tokens)."""
+    """(steps before it comes, prompt, rule, budget, drafts, drafter, journalled tokens, party)."""
     return draw(
         st.lists(
             st.tuples(
@@ -93,6 +93,7 @@ def arrivals(draw: st.DrawFn) -> list[Arrival]:
                 st.integers(0, 7),
                 st.sampled_from(["mtp", "ngram"]),
                 st.integers(0, 16),
+                st.sampled_from("abc"),
             ),
             min_size=1,
             max_size=5,
@@ -149,7 +150,7 @@ def test_c1_tokens_and_logprobs_are_those_of_the_request_alone(
     )
     driver = Driver(engine, grant=lambda _: granted)
     expected: dict[tuple[str, int], tuple[Outcome, int]] = {}
-    for number, (wait, which, rule, budget, drafts, drafter, known) in enumerate(plan):
+    for number, (wait, which, rule, budget, drafts, drafter, known, party) in enumerate(plan):
         for _ in range(wait):
             driver.step()
         alone = truth(model, which, rule, budget)
@@ -160,6 +161,7 @@ def test_c1_tokens_and_logprobs_are_those_of_the_request_alone(
             drafter=drafter,
             speculation_k=drafts,
             emitted=journal,
+            party=party,
         )
         driver.submit(chosen)
         expected[chosen.key] = (alone, len(journal))
