@@ -4,10 +4,11 @@ from torch import Tensor
 
 from kernels.dispatch import device_module, on_card
 from kernels.experts import reference
+from kernels.experts.grouped import route_grouped
 from kernels.experts.packed import PackedExperts, Routes
 from kernels.matmul.packed import Recipe
 
-__all__ = ["PackedExperts", "Routes", "experts", "pack", "route"]
+__all__ = ["PackedExperts", "Routes", "experts", "pack", "route", "route_grouped"]
 
 
 def pack(gate_up: Tensor, down: Tensor, recipe: Recipe) -> PackedExperts:

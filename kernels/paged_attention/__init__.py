@@ -21,6 +21,7 @@ __all__ = [
     "WritePlan",
     "attend",
     "qk_norm_rope_write",
+    "write_latent",
     "write_rows",
 ]
 
@@ -31,6 +32,12 @@ def qk_norm_rope_write(
     """Queries of a projection's rows, normed and turned; keys and values go into their pages. See the twin."""
     chosen = device_module("paged_attention") if on_card(y) else reference
     return chosen.qk_norm_rope_write(y, scale, keys, values, plan, eps)
+
+
+def write_latent(rows: Tensor, plane: Tensor, plan: WritePlan) -> None:
+    """Ready rows of a plane whose rows are keys and values at once go into their pages. See the twin."""
+    chosen = device_module("paged_attention") if on_card(rows) else reference
+    chosen.write_latent(rows, plane, plan)
 
 
 def attend(

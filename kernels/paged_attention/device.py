@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from kernels.paged_attention import card_prefill, card_splits, card_write
+from kernels.paged_attention import card_prefill, card_rows, card_splits, card_write
 from kernels.paged_attention.plan import AttentionPlan, CardAttention, WritePlan
 
 
@@ -16,6 +16,11 @@ def qk_norm_rope_write(
 ) -> Tensor:
     """See the twin; rows that are padding write nothing, and their queries hold anything."""
     return card_write.write(y, scale, plan.cos_sin, keys, values, _card(plan.card), eps)
+
+
+def write_latent(rows: Tensor, plane: Tensor, plan: WritePlan) -> None:
+    """See the twin; rows that are padding write nothing."""
+    card_rows.write(rows, plane, _card(plan.card))
 
 
 def attend(

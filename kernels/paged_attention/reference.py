@@ -25,6 +25,12 @@ def write_rows(pool: Tensor, rows: Tensor, targets: Tensor) -> None:
     pool.view(-1, pool.shape[-1]).index_copy_(0, targets, rows.reshape(-1, rows.shape[-1]))
 
 
+def write_latent(rows: Tensor, plane: Tensor, plan: WritePlan) -> None:
+    """rows [M, d], padding among them, into one plane [blocks, 1, 64, d]."""
+    real = rows if plan.real_rows is None else rows.index_select(0, plan.real_rows)
+    write_rows(plane, real, plan.targets)
+
+
 def qk_norm_rope_write(
     y: Tensor, scale: Tensor, keys: Tensor, values: Tensor, plan: WritePlan, eps: float | None
 ) -> Tensor:

@@ -255,7 +255,8 @@ class ModelRunner:
             raise EngineFault(f"rows {span.start}..{end}: 1 to {most} are possible in one call")
         if span.start < 0 or end > min(self._config.max_context, self.dims.max_positions):
             raise EngineFault(
-                f"rows {span.start}..{end} are outside the context of {self._config.max_context}"
+                f"rows {span.start}..{end} are outside the context of {self._config.max_context}, or of the "
+                f"{self.dims.max_positions} rows that {self.dims.positions_field} allows"
             )
         if end > len(span.block_table) * ROWS:
             raise EngineFault(

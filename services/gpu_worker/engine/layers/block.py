@@ -7,17 +7,18 @@ from torch import Tensor
 from kernels import norm_rope
 from services.gpu_worker.engine.layers.gated_attention import GatedAttention
 from services.gpu_worker.engine.layers.gated_delta import GatedDeltaNet
+from services.gpu_worker.engine.layers.latent_attention import LatentAttention
 from services.gpu_worker.engine.layers.mixture import Mixture
 from services.gpu_worker.engine.layers.mlp import MLP
 from services.gpu_worker.engine.layers.steps import AttentionStep, Step
 
 
 class Block:
-    """Either kind of mixer between two zero-centred norms (`scale` = 1 + w)."""
+    """Any kind of mixer between two norms, `scale` the factor that they multiply by: 1 + w of zero-centred ones."""
 
     def __init__(
         self,
-        mixer: GatedAttention | GatedDeltaNet,
+        mixer: GatedAttention | GatedDeltaNet | LatentAttention,
         mlp: MLP | Mixture,
         mixer_scale: Tensor,
         mlp_scale: Tensor,

@@ -6,7 +6,7 @@ of the zero-centred norms, softmax scales, exp(A_log), the RoPE table.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Protocol
 
@@ -22,6 +22,7 @@ from services.gpu_worker.engine.layers.mixture import Mixture
 from services.gpu_worker.engine.layers.mlp import MLP
 from services.gpu_worker.engine.layers.steps import AttentionStep, Step
 from services.gpu_worker.engine.layers.taps import Taps
+from services.gpu_worker.engine.models.placed import Placed
 from services.gpu_worker.engine.placement import CPU, Placement
 
 
@@ -68,7 +69,7 @@ class HybridModel:
     ) -> None:
         """`weights` as `checkpoint_shapes` names them, each read once or twice; `recipe` as the placement names it or as
         the matmul self-test chose it."""
-        weights = _Placed(weights, placement)
+        weights = Placed(weights, placement)
 
         pack = partial(matmul.pack, recipe=recipe)
 
@@ -109,25 +110,6 @@ class HybridModel:
     def draft_logits(self, hidden: Tensor) -> Tensor:
         """[R, H] of the draft plane -> [R, V'] float32 over the ids that drafts are picked from."""
         return matmul.linear(hidden, self._draft_head, out_dtype=torch.float32)
-
-
-class _Placed(Mapping[str, Tensor]):
-    """Weights moved to their place as they are asked for, so that a large model never lies in two places whole."""
-
-    def __init__(self, weights: Mapping[str, Tensor], placement: Placement) -> None:
-        self._weights = weights
-        self._placement = placement
-
-    def __getitem__(self, name: str) -> Tensor:
-        weight = self._weights[name]
-        matrix = weight.dim() == 2 or ".experts." in name
-        return self._placement.matrix(weight) if matrix else self._placement.vector(weight)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._weights)
-
-    def __len__(self) -> int:
-        return len(self._weights)
 
 
 def matmul_shapes(dims: ModelDims) -> set[tuple[int, int]]:

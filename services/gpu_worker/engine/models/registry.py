@@ -20,6 +20,9 @@ from services.gpu_worker.engine.models.dense import DenseModel, dense_products, 
 from services.gpu_worker.engine.models.dense_config import read_dense
 from services.gpu_worker.engine.models.family import Model
 from services.gpu_worker.engine.models.hybrid import HybridModel, matmul_shapes
+from services.gpu_worker.engine.models.latent import LatentModel, latent_products
+from services.gpu_worker.engine.models.latent_config import DEEPSEEK_V3, GLM_DSA, GLM_LITE, read_latent
+from services.gpu_worker.engine.models.latent_tensors import latent_shapes
 from services.gpu_worker.engine.models.qwen3_next import NextWeights, next_shapes, read_next
 from services.gpu_worker.engine.models.tensors import Shapes, checkpoint_shapes
 from services.gpu_worker.engine.placement import Placement
@@ -69,6 +72,18 @@ def _next(config: Mapping[str, Any], checkpoint: Checkpoint) -> Blueprint:
     )
 
 
+def _latent(config: Mapping[str, Any], checkpoint: Checkpoint) -> Blueprint:
+    layers = int(config.get("num_hidden_layers") or 0)
+    dims, traits = read_latent(config, has_mtp=_has_layer(checkpoint, layers))
+    return Blueprint(
+        dims=dims,
+        tensors=latent_shapes(dims),
+        products=latent_products(dims),
+        build=partial(LatentModel, dims, traits),
+        traits=asdict(traits),
+    )
+
+
 def _dense(config: Mapping[str, Any], checkpoint: Checkpoint) -> Blueprint:
     dims, traits = read_dense(config)
     return Blueprint(
@@ -88,6 +103,9 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "qwen3_5_text": _hybrid,
     "gemma3": _dense,
     "gemma3_text": _dense,
+    DEEPSEEK_V3: _latent,
+    GLM_DSA: _latent,
+    GLM_LITE: _latent,
     "llama": _dense,
     "mistral": _dense,
     "qwen3": _dense,
@@ -100,6 +118,14 @@ def blueprint(folder: Path, config: Mapping[str, Any], checkpoint: Checkpoint) -
     if family is None:
         raise EngineFault(f"{folder}: model_type {config.get('model_type')!r} is none of {sorted(FAMILIES)}")
     return family(config, checkpoint)
+
+
+def _has_layer(checkpoint: Checkpoint, index: int) -> bool:
+    """Whether there is a layer after the last, the MTP head. Raises `EngineFault` when there are two."""
+    deeper = sorted(name for name in checkpoint.names() if name.startswith(f"model.layers.{index + 1}."))
+    if deeper:
+        raise EngineFault(f"{checkpoint.folder}: an MTP head of one layer is expected, found {deeper[0]}")
+    return any(name.startswith(f"model.layers.{index}.") for name in checkpoint.names())
 
 
 def _has_mtp(checkpoint: Checkpoint) -> bool:

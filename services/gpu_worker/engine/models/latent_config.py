@@ -1,0 +1,145 @@
+"""What the `config.json` of a latent-attention decoder says: glm_moe_dsa, glm4_moe_lite and deepseek_v3.
+
+GLM's sparse attention keeps, for every row, the `index_topk` keys that a small indexer scores highest. Up to so many keys it
+keeps all of them and is plain attention, exactly; longer contexts are refused here, since the indexer is not computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from services.gpu_worker.engine.config import FULL, Latent, ModelDims
+from services.gpu_worker.engine.models.rope import RopeScaling
+from shared.errors import EngineFault
+
+GLM_DSA: Final = "glm_moe_dsa"
+GLM_LITE: Final = "glm4_moe_lite"
+DEEPSEEK_V3: Final = "deepseek_v3"
+
+_DENSE_FIRST: Final[Mapping[str, int]] = {GLM_DSA: 3, GLM_LITE: 1, DEEPSEEK_V3: 3}
+"""Plain layers at the bottom where the config does not say how many."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LatentTraits:
+    """How a family computes, beyond the dimensions."""
+
+    model_type: str
+    interleaved: bool
+    """RoPE turns neighbours, (x0, x1), (x2, x3), .., instead of halves."""
+    scaling: RopeScaling
+    groups: int
+    """Of experts; a row chooses from `best_groups` of them."""
+    best_groups: int
+    routed_factor: float
+    """What the routed experts' weights are multiplied by."""
+    indexed: bool
+    """Whether the checkpoint has an indexer."""
+
+
+def read_latent(config: Mapping[str, Any], *, has_mtp: bool) -> tuple[ModelDims, LatentTraits]:
+    """Parse a `config.json`. Raises `EngineFault` naming the field that is missing or outside what is computed."""
+    kind = str(config.get("model_type"))
+    widths = Latent(
+        rank=_need(config, "kv_lora_rank"),
+        rope_dim=_need(config, "qk_rope_head_dim"),
+        nope_dim=_need(config, "qk_nope_head_dim"),
+        value_dim=_need(config, "v_head_dim"),
+        query_rank=_optional(config, "q_lora_rank") or 0,
+    )
+    rope = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
+    experts = _optional(config, "n_routed_experts") or _need(config, "num_experts")
+    groups = _optional(config, "n_group") or 1
+    best = _optional(config, "topk_group") or 1
+    _refuse(config, widths, rope, experts, (groups, best))
+    layers, width = _need(config, "num_hidden_layers"), _need(config, "moe_intermediate_size")
+    indexed = kind == GLM_DSA
+    positions = _need(config, "max_position_embeddings")
+    most = _need(config, "index_topk") if indexed else positions
+    dims = ModelDims(
+        vocab=_need(config, "vocab_size"),
+        hidden=_need(config, "hidden_size"),
+        intermediate=width * _need(config, "n_shared_experts"),
+        layer_types=(FULL,) * layers,
+        heads=_need(config, "num_attention_heads"),
+        kv_heads=1,
+        head_dim=widths.rank + widths.rope_dim,
+        rotary_dim=widths.rope_dim,
+        rope_theta=float(rope.get("rope_theta", config.get("rope_theta", 10_000.0))),
+        eps=float(config.get("rms_norm_eps", 1e-6 if kind == DEEPSEEK_V3 else 1e-5)),
+        tie_embeddings=bool(config.get("tie_word_embeddings", False)),
+        max_positions=min(positions, most),
+        positions_field="index_topk" if most < positions else "max_position_embeddings",
+        has_mtp=has_mtp,
+        experts=experts,
+        experts_per_row=_need(config, "num_experts_per_tok"),
+        expert_width=width,
+        expert_weights_sum_to_one=bool(config.get("norm_topk_prob", True)),
+        dense_layers=_dense_layers(config, kind, layers),
+        dense_width=_need(config, "intermediate_size"),
+        latent=widths,
+    )
+    return dims, LatentTraits(
+        model_type=kind,
+        interleaved=bool(config.get("rope_interleave", True)),
+        scaling=RopeScaling.from_hf(rope),
+        groups=groups,
+        best_groups=best,
+        routed_factor=float(config.get("routed_scaling_factor", 1.0)),
+        indexed=indexed,
+    )
+
+
+def _dense_layers(config: Mapping[str, Any], kind: str, layers: int) -> tuple[int, ...]:
+    types = config.get("mlp_layer_types")
+    if types is None:
+        first = config.get("first_k_dense_replace")
+        return tuple(range(min(layers, _DENSE_FIRST[kind] if first is None else int(first))))
+    if len(types) != layers or not set(types) <= {"dense", "sparse"}:
+        raise EngineFault(
+            f"model config: mlp_layer_types must hold {layers} of 'dense' and 'sparse', not {types!r}"
+        )
+    return tuple(index for index, of in enumerate(types) if of == "dense")
+
+
+def _refuse(
+    config: Mapping[str, Any],
+    widths: Latent,
+    rope: Mapping[str, Any],
+    experts: int,
+    groups: tuple[int, int],
+) -> None:
+    activation = config.get("hidden_act", "silu")
+    factor = rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
+    faults = {
+        f"hidden_act {activation!r}: only 'silu' is computed": activation != "silu",
+        "attention_bias: projections with a bias are not computed": bool(config.get("attention_bias")),
+        "mlp_bias: projections with a bias are not computed": bool(config.get("mlp_bias")),
+        f"partial_rotary_factor {factor}: only 1.0 is computed": factor != 1.0,
+        f"qk_rope_head_dim {widths.rope_dim} is odd": bool(widths.rope_dim % 2),
+        f"n_routed_experts {experts} is no multiple of n_group {groups[0]}": bool(experts % groups[0]),
+        f"n_group {groups[0]}: groups of one expert are not computed": groups[0] > 1
+        and experts < 2 * groups[0],
+        f"topk_group {groups[1]} exceeds n_group {groups[0]}": groups[1] > groups[0],
+        f"moe_layer_freq {config.get('moe_layer_freq')}: only 1 is computed": config.get("moe_layer_freq", 1)
+        != 1,
+    }
+    wrong = [fault for fault, broken in faults.items() if broken]
+    if wrong:
+        raise EngineFault("model config: " + "; ".join(wrong))
+
+
+def _need(config: Mapping[str, Any], name: str) -> int:
+    value = _optional(config, name)
+    if value is None:
+        raise EngineFault(f"model config: {name} must be a positive integer, not {config.get(name)!r}")
+    return value
+
+
+def _optional(config: Mapping[str, Any], name: str) -> int | None:
+    value = config.get(name)
+    if value is not None and (not isinstance(value, int) or value < 1):
+        raise EngineFault(f"model config: {name} must be a positive integer, not {value!r}")
+    return value
