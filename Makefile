@@ -1,6 +1,7 @@
 # Burstline's commands. Every target makes what it needs; a second run starts at once.
 #
 #   make demo    set up, start the whole line on this machine, hold a chat, stop clean
+#                MODEL=smollm2: with a public model, fetched once (`burstline model list`)
 #   make test    set up, then every test
 #   make up      set up, then `burstline up`: the stack, kept running
 #
@@ -10,12 +11,13 @@
 
 PYTHON =
 ARGS =
+MODEL =
 BIN = .venv/bin
 # Tests share two slow cores with the servers they start: one thread each for numeric libraries.
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 help:
-	@sed -n '2,8s/^# \{0,1\}//p' Makefile
+	@sed -n '2,9s/^# \{0,1\}//p' Makefile
 
 setup:
 	@PYTHON='$(PYTHON)' ./scripts/setup dev
@@ -25,10 +27,10 @@ setup-demo:
 
 demo:
 	@started=$$(date +%s) && PYTHON='$(PYTHON)' ./scripts/setup demo && \
-	exec $(BIN)/burstline demo --started "$$started" $(ARGS)
+	exec $(BIN)/burstline demo --started "$$started" $(MODEL:%=--model %) $(ARGS)
 
 up: setup-demo
-	@exec $(BIN)/burstline up $(ARGS)
+	@exec $(BIN)/burstline up $(MODEL:%=--model %) $(ARGS)
 
 test: test-unit test-services
 

@@ -12,6 +12,8 @@ from typing import Annotated, Any, Final, NoReturn
 
 import typer
 
+from shared.errors import BurstlineError
+
 app = typer.Typer(
     name="burstline",
     help="Language models for agents from a durable queue. Settings are environment variables: docs/operations.md.",
@@ -28,6 +30,7 @@ DELEGATED: Final = {
     "quota": ("services.administration", "quota", "broker", "Show and set a tenant's limits."),
     "entries": ("services.administration", "entries", "broker", "List and delete prefix entries."),
     "audit": ("services.administration", "audit", "broker", "Check that ledger, entries and bytes agree."),
+    "model": ("services.models.command", "app", EVERYTHING, "Add, list and remove public models."),
     "dead": ("services.dead_command", "app", "broker", "Read, requeue and drop dead letters."),
     "trace": ("services.trace", "app", EVERYTHING, "Draw a request's trace as a waterfall."),
     "bench": (
@@ -69,7 +72,19 @@ def _delegate(name: str, module: str, attribute: str, extra: str, text: str) -> 
     )(command)
 
 
+Chosen = Annotated[
+    str | None, typer.Option("--model", help="A name of `burstline model list`, or a Hugging Face folder.")
+]
 Supervised = Annotated[str, typer.Option("--supervised-by", hidden=True)]
+
+
+def _served(model: str | None) -> str:
+    """What the chosen model is called in requests, after the services were told of it; without a choice, what ships."""
+    try:
+        name: str = load("services.models.serving", EVERYTHING).serve(model) if model else "pocket"
+    except BurstlineError as fault:
+        fail(fault.message)
+    return name
 
 
 @app.command()
@@ -77,12 +92,13 @@ def up(
     gateways: Annotated[int, typer.Option(min=1, max=64)] = 1,
     workers: Annotated[int, typer.Option(min=1, max=64)] = 1,
     brokers: Annotated[int, typer.Option(min=1, max=64)] = 1,
+    model: Chosen = None,
 ) -> None:
     """Run the whole stack on this machine until Ctrl-C (settings: BURSTLINE_EMBEDDED_...)."""
     sizes = load("services.embedded.stack", EVERYTHING).Sizes(
         gateways=gateways, workers=workers, brokers=brokers
     )
-    raise SystemExit(load("services.embedded.up", EVERYTHING).main(sizes))
+    raise SystemExit(load("services.embedded.up", EVERYTHING).main(sizes, model=_served(model)))
 
 
 @app.command()
@@ -90,12 +106,15 @@ def demo(
     data_dir: Annotated[Path, typer.Option(help="The demo's own data folder.", file_okay=False)] = Path(
         ".burstline/demo"
     ),
+    model: Chosen = None,
     started: Annotated[int, typer.Option(hidden=True)] = 0,
     json_file: Annotated[Path | None, typer.Option("--json", help="Also write the result here.")] = None,
 ) -> None:
     """Hold a three-turn agent chat through the whole line and show what was reused, drafted and traced."""
     raise SystemExit(
-        load("services.demo.run", EVERYTHING).main(data_dir=data_dir, started_s=started, json_file=json_file)
+        load("services.demo.run", EVERYTHING).main(
+            model=_served(model), data_dir=data_dir, started_s=started, json_file=json_file
+        )
     )
 
 

@@ -13,11 +13,11 @@ from typing import Any, Final
 
 import psutil
 from rich.console import Console
-from tokenizers import Tokenizer
 
+from services.demo.about import About, about
 from services.demo.client import Answer, Chat
 from services.demo.report import Turn, essential, figures, result, reuse_faults, turn_of
-from services.demo.script import INSTRUCTIONS, QUESTIONS, TOOLS, Message, run_tool
+from services.demo.script import Message, run_tool
 from services.embedded.bootstrap import ensure_key
 from services.embedded.config import EmbeddedSettings
 from services.embedded.faults import Cancelled
@@ -27,13 +27,11 @@ from services.embedded.up import Signals
 from services.embedded.waiting import until
 from services.trace import render_waterfall
 from shared.clock import SYSTEM
-from shared.config import POCKET, CommonSettings, load
+from shared.config import CommonSettings, load
 from shared.errors import BurstlineError
 from shared.telemetry import TRACES_FILE
 from shared.tracestore import TraceStore
 
-HEADER: Final = "<|im_start|>assistant\n"
-MAX_TOKENS: Final = 160
 OTHER_TENANT: Final = "demo-other"
 WIDTH: Final = 140  # of the trace where there is no terminal
 
@@ -59,13 +57,14 @@ class Demo:
     """The conversation on a running stack."""
 
     def __init__(
-        self, stack: Stack, folder: Path, signals: Signals, since_start_s: Callable[[], float]
+        self, stack: Stack, folder: Path, model: About, signals: Signals, since_start_s: Callable[[], float]
     ) -> None:
         self._stack = stack
         self._folder = folder
+        self._model = model
         self._stop = signals.asked.is_set
         self._since_start_s = since_start_s
-        self._messages: list[Message] = [{"role": "system", "content": INSTRUCTIONS}]
+        self._messages: list[Message] = [{"role": "system", "content": model.script.instructions}]
         self._sent: list[dict[str, Any]] = []
         self._answers: list[Answer] = []
         self.shown = Shown()
@@ -79,7 +78,7 @@ class Demo:
             stop=self._stop,
         )
         try:
-            for number, question in enumerate(QUESTIONS, start=1):
+            for number, question in enumerate(self._model.script.questions, start=1):
                 self._turn(chat, number, question)
             self._compare(chat, other)
         finally:
@@ -131,19 +130,19 @@ class Demo:
         self.shown.other_tenant_cached = foreign.cached_tokens
         out(f"  the last from another tenant    {foreign.cached_tokens} cached tokens")
 
-    @staticmethod
-    def _body(messages: list[Message]) -> dict[str, Any]:
+    def _body(self, messages: list[Message]) -> dict[str, Any]:
+        script = self._model.script
         return {
-            "model": "pocket",
+            "model": self._model.name,
             "messages": list(messages),
-            "tools": TOOLS,
+            **({"tools": script.tools} if script.tools else {}),
             "temperature": 0,
-            "max_tokens": MAX_TOKENS,
+            "max_tokens": script.max_tokens,
         }
 
 
-def main(*, data_dir: Path, started_s: int, json_file: Path | None) -> int:
-    """Run the demo. `started_s`: when the command began, seconds since the epoch (0 = now).
+def main(*, model: str = "pocket", data_dir: Path, started_s: int, json_file: Path | None) -> int:
+    """Run the demo with the gateway's model of this name. `started_s`: when the command began, seconds since the epoch (0 = now).
 
     Returns 0 when reuse, isolation, equality and the clean stop all hold, 1 when one does not, 2 when it could not run.
     """
@@ -152,10 +151,11 @@ def main(*, data_dir: Path, started_s: int, json_file: Path | None) -> int:
     settings = load(EmbeddedSettings).model_copy(update={"gateway_port": 0})
     signals = Signals()
     stack = Stack(settings, common, report=out, stop=signals.asked.is_set, hurry=signals.again.is_set)
-    out("Starting the stack: NATS, Postgres, broker, worker, gateway")
     try:
+        known = about(model)
+        out(f"Starting the stack: NATS, Postgres, broker, worker with {model}, gateway")
         with stack:
-            demo = Demo(stack, common.data_dir, signals, lambda: (SYSTEM.wall_ns() - began_ns) / 1e9)
+            demo = Demo(stack, common.data_dir, known, signals, lambda: (SYSTEM.wall_ns() - began_ns) / 1e9)
             demo.hold()
             processes = _family(stack)
             out()
@@ -168,7 +168,7 @@ def main(*, data_dir: Path, started_s: int, json_file: Path | None) -> int:
     shown = demo.shown
     out()
     spans = _show_trace(common, shown.requests[-1].trace_id)
-    faults = _judge(shown, processes)
+    faults = _judge(shown, processes, known.header_tokens)
     told = result(
         shown.turns,
         spec_equals_plain=shown.spec_equals_plain,
@@ -184,9 +184,8 @@ def main(*, data_dir: Path, started_s: int, json_file: Path | None) -> int:
     return 1 if faults else 0
 
 
-def _judge(shown: Shown, processes: list[psutil.Process]) -> list[str]:
-    header = len(Tokenizer.from_file(str(POCKET / "tokenizer.json")).encode(HEADER).ids)
-    faults = reuse_faults(shown.requests, header)
+def _judge(shown: Shown, processes: list[psutil.Process], header_tokens: int) -> list[str]:
+    faults = reuse_faults(shown.requests, header_tokens)
     if not shown.spec_equals_plain:
         faults.append("speculation or the cache changed the text")
     if shown.other_tenant_cached:

@@ -1,11 +1,25 @@
-"""The demo's conversation: three turns about Burstline, the last with a tool."""
+"""The demo's conversations: for the model that ships three turns about Burstline, the last with a tool; for any other three
+plain questions."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import Any, Final
 
 Message = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Script:
+    """What is said to a model."""
+
+    instructions: str
+    tools: list[dict[str, Any]]
+    questions: tuple[str, ...]
+    max_tokens: int
+    """Of an answer: a larger model on two slow cores makes a few tokens a second."""
+
 
 INSTRUCTIONS: Final = (
     "You are the Burstline demo assistant. Answer in one or two sentences. Use plain words. Do not guess numbers; use a "
@@ -44,8 +58,29 @@ TOOLS: Final[list[dict[str, Any]]] = [
         },
     },
 ]
-QUESTIONS: Final = ("What is a burst?", "And a drafter?", "Convert 5 km to miles.")
-"""The second refers to the first; the third needs a tool."""
+
+POCKET_SCRIPT: Final = Script(
+    instructions=INSTRUCTIONS,
+    tools=TOOLS,
+    # The second refers to the first; the third needs a tool.
+    questions=("What is a burst?", "And a drafter?", "Convert 5 km to miles."),
+    max_tokens=160,
+)
+PLAIN_SCRIPT: Final = Script(
+    instructions=(
+        "You are a helpful assistant. Answer in one or two short sentences and use plain words. If you do not know an "
+        "answer, say so. Follow-up questions refer to the last topic. When you are asked to repeat something, repeat it "
+        "word for word."
+    ),
+    tools=[],
+    # The last answer repeats what was said before, as agents' answers do: n-gram drafts come from the conversation.
+    questions=(
+        "What is the capital of France?",
+        "Name three things to see in that city.",
+        "Repeat your last answer word for word.",
+    ),
+    max_tokens=64,
+)
 
 _METRES: Final = {"km": 1000.0, "m": 1.0, "miles": 1609.344, "feet": 0.3048}
 

@@ -43,8 +43,8 @@ class Signals:
         (self.again if self.asked.is_set() else self.asked).set()
 
 
-def main(sizes: Sizes = Sizes()) -> int:
-    """Run until a signal. Returns the exit status: 0 after a drain, 1 when the stack could not start or go on."""
+def main(sizes: Sizes = Sizes(), *, model: str = "pocket") -> int:
+    """Run until a signal; `model` is what the greeting's example asks. Returns the exit status: 0 after a drain, 1 when the stack could not start or go on."""
     settings, common = load(EmbeddedSettings), load(CommonSettings)
     signals = Signals()
     stack = Stack(
@@ -52,7 +52,7 @@ def main(sizes: Sizes = Sizes()) -> int:
     )
     try:
         with stack:
-            say(_greeting(stack, common))
+            say(_greeting(stack, common, model))
             fault = _keep(stack, signals)
             say(f"burstline: {fault.message}" if fault else "draining (Ctrl-C again: at once)")
     except Cancelled:
@@ -83,7 +83,7 @@ def say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)  # noqa: T201 - this is a command's own output
 
 
-def _greeting(stack: Stack, common: CommonSettings) -> str:
+def _greeting(stack: Stack, common: CommonSettings, model: str) -> str:
     return (
         f"\nBurstline is up.\n"
         f"  URL       {stack.gateway_url}/v1\n"
@@ -91,6 +91,6 @@ def _greeting(stack: Stack, common: CommonSettings) -> str:
         f"  logs      {common.data_dir}/logs\n"
         f"  try       curl {stack.gateway_url}/v1/chat/completions -H 'Authorization: Bearer {stack.key}' "
         "-H 'Content-Type: application/json' "
-        '-d \'{"model": "pocket", "messages": [{"role": "user", "content": "Hello"}]}\'\n'
+        f'-d \'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello"}}]}}\'\n'
         "Ctrl-C stops it.\n"
     )

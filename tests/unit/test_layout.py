@@ -45,7 +45,7 @@ MAPPED = (
     "shared", "shared/protocol", "shared/protocol/messages", "shared/transport", "services", "services/bench",
     "services/cache_broker", "services/chaos", "services/embedded", "services/gateway", "services/gpu_worker",
     "services/gpu_worker/engine", "services/gpu_worker/engine/cache", "services/gpu_worker/engine/layers",
-    "services/gpu_worker/engine/models", "services/gpu_worker/engine/sessions", "services/prove", "kernels", "kernels/gate",
+    "services/gpu_worker/engine/models", "services/gpu_worker/engine/sessions", "services/models", "services/prove", "kernels", "kernels/gate",
 )  # fmt: skip
 
 

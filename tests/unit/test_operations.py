@@ -22,6 +22,7 @@ from services.gateway.config import GatewaySettings
 from services.gateway.metrics import Metrics
 from services.gpu_worker.config import WorkerSettings
 from services.gpu_worker.metrics import EngineCollector, WorkerMetrics
+from services.models.config import ModelSettings
 from shared.clock import SYSTEM
 from shared.config import CommonSettings, Settings
 from tests.unit.services.gpu_worker.scripted import ScriptedEngine
@@ -29,7 +30,7 @@ from tests.unit.services.gpu_worker.scripted import ScriptedEngine
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
 ROWS = [[cell.strip() for cell in row.strip("|").split("|")] for row in TEXT.splitlines() if row[:1] == "|"]
-CLASSES = (CommonSettings, GatewaySettings, WorkerSettings, BrokerSettings, EmbeddedSettings)
+CLASSES = (CommonSettings, GatewaySettings, WorkerSettings, BrokerSettings, EmbeddedSettings, ModelSettings)
 IN_WORDS = {"BURSTLINE_GATEWAY_MODELS", "BURSTLINE_WORKER_MODEL_FOLDER", "BURSTLINE_WORKER_WORKER_ID"}
 """Their defaults are of the machine, or drawn."""
 UNITS = ("_seconds", "_bytes", "_total")
