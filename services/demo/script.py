@@ -58,12 +58,12 @@ TOOLS: Final[list[dict[str, Any]]] = [
         },
     },
 ]
-
+QUESTIONS: Final = ("What is a burst?", "And a drafter?", "Convert 5 km to miles.")
+"""The second refers to the first; the third needs a tool."""
 POCKET_SCRIPT: Final = Script(
     instructions=INSTRUCTIONS,
     tools=TOOLS,
-    # The second refers to the first; the third needs a tool.
-    questions=("What is a burst?", "And a drafter?", "Convert 5 km to miles."),
+    questions=QUESTIONS,
     max_tokens=160,
 )
 PLAIN_SCRIPT: Final = Script(

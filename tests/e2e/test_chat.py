@@ -7,14 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer
 
+from services.demo.about import about
 from services.demo.client import Answer, Chat
 from services.demo.report import reuse_faults, turn_of
-from services.demo.run import HEADER
 from services.demo.script import INSTRUCTIONS, QUESTIONS, TOOLS, Message
 from services.embedded.waiting import until
-from shared.config import POCKET
 from shared.telemetry import TRACES_FILE
 from shared.tracestore import TraceStore
 from tests.e2e.conftest import Line
@@ -57,7 +55,7 @@ def test_turns_two_and_three_start_from_the_captures_before_them(
     talk: tuple[list[Message], list[Answer]],
 ) -> None:
     _, answers = talk
-    header = len(Tokenizer.from_file(str(POCKET / "tokenizer.json")).encode(HEADER).ids)
+    header = about("pocket").header_tokens
     assert reuse_faults([turn_of(answer) for answer in answers], header) == []
     assert answers[1].cached_tokens > 0
     assert answers[2].cached_tokens > answers[1].cached_tokens

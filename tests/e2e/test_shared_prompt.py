@@ -6,13 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
-
+from services.demo.about import about
 from services.demo.client import Answer, Chat
 from services.demo.report import reuse_faults, turn_of
-from services.demo.run import HEADER
 from services.demo.script import INSTRUCTIONS, TOOLS, Message
-from shared.config import POCKET
 from tests.e2e.conftest import Line
 
 CONVERSATIONS = {
@@ -44,7 +41,7 @@ def test_the_second_conversation_has_a_cache_and_the_third_begins_at_the_branch(
 ) -> None:
     assert line.burstline("tenant", "create", "sharing").returncode == 0
     made = line.burstline("key", "create", "sharing")
-    header = len(Tokenizer.from_file(str(POCKET / "tokenizer.json")).encode(HEADER).ids)
+    header = about("pocket").header_tokens
     chat = Chat(line.info.gateway_url, made.stdout.strip())
     begun = {}
     for name, questions in CONVERSATIONS.items():
