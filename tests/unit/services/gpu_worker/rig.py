@@ -6,11 +6,13 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from services.gpu_worker import journal
+from services.gpu_worker.api import EngineApi
 from services.gpu_worker.broker import BrokerClient
 from services.gpu_worker.config import WorkerSettings
 from services.gpu_worker.core import Core, Identity
@@ -114,10 +116,15 @@ class World:
     workers: list[Running] = field(default_factory=list)
 
     async def worker(
-        self, worker_id: str = "w1", *, settings: dict[str, object] | None = None, **script: object
+        self,
+        worker_id: str = "w1",
+        *,
+        settings: dict[str, object] | None = None,
+        real: EngineApi | None = None,
+        **script: object,
     ) -> Running:
-        """Start a worker; `script` sets fields of its engine."""
-        engine = ScriptedEngine(clock=self.clock, **script)  # type: ignore[arg-type]
+        """Start a worker; `script` sets fields of its engine, unless it is a `real` one."""
+        engine: Any = real or ScriptedEngine(clock=self.clock, **script)  # type: ignore[arg-type]
         options = {
             "worker_id": worker_id,
             "pull_wait_s": 0.1,
