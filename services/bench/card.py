@@ -102,12 +102,19 @@ def weight_bytes(dims: ModelDims, *, rows: int = 1, item: int = 2) -> int:
     return int(total)
 
 
-def step_bytes(dims: ModelDims, batch: int, context: int, columns: int = 1, fold_rows: int = 4) -> int:
+def weight_item(recipe: str) -> int:
+    """Bytes of a matrix's element as the recipe keeps it."""
+    return 1 if recipe == "card-fp8" else 2
+
+
+def step_bytes(
+    dims: ModelDims, batch: int, context: int, columns: int = 1, *, fold_rows: int = 4, weight_item: int = 2
+) -> int:
     """Bytes that one verify of `batch` sequences must move: weights, states read (and written every `fold_rows`), KV."""
     item, cell = 2, dims.gdn_value_heads * dims.gdn_key_dim * dims.gdn_value_dim * 4
     states = batch * dims.gdn_layers * cell * (1 + columns / max(fold_rows, columns))
     rows = batch * dims.attention_layers * 2 * dims.kv_heads * dims.head_dim * item * (context + columns)
-    return int(weight_bytes(dims, rows=batch * columns) + states + rows)
+    return int(weight_bytes(dims, rows=batch * columns, item=weight_item) + states + rows)
 
 
 def prompt_flops(dims: ModelDims, tokens: int) -> float:

@@ -61,7 +61,7 @@ def decode(
             "shape": shape,
             **card.describe(dims),
             "recipe": loaded.model.recipe,
-            "weights_bytes": card.weight_bytes(dims),
+            "weights_bytes": card.weight_bytes(dims, item=card.weight_item(loaded.model.recipe)),
             "copy_bytes_per_s": round(ceilings.copy_bytes_per_s),
             "steps": card_decode.run_card_decode(loaded, ceilings, batches, (4, 8, 16), report=_progress),
         }

@@ -22,6 +22,7 @@ from services.bench.card import (
     step_bytes,
     tables,
     timed,
+    weight_item,
 )
 from services.gpu_worker.engine.cache.ring_pool import RingPool
 from services.gpu_worker.engine.config import EngineConfig
@@ -129,7 +130,10 @@ def run_card_decode(
         held = decoder.prepare(size)
         times, host = decoder.steps(size, STEPS, 1)
         device = timed(lambda size=size: decoder.graphs.run(size), repeats=16)  # type: ignore[misc]
-        floor = step_bytes(loaded.dims, size[0], CONTEXT, size[1]) / ceilings.copy_bytes_per_s
+        item = weight_item(loaded.model.recipe)
+        floor = (
+            step_bytes(loaded.dims, size[0], CONTEXT, size[1], weight_item=item) / ceilings.copy_bytes_per_s
+        )
         results[f"{size[0]} x {size[1]}"] = {
             "round_ms": round(statistics.median(times) * 1e3, 3),
             "mean_round_ms": round(statistics.fmean(times) * 1e3, 3),
