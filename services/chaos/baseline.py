@@ -33,11 +33,14 @@ async def stories(transport: Transport) -> dict[str, Story]:
     found = {}
     for subject in await transport.waiting(name, subjects.JOURNAL.subjects[0]):
         messages: list[StreamMessage] = []
+        deliveries: list[int] = []
         for received in await transport.read(name, subject):
             message = codec.decode(received.data)
             assert isinstance(message, Started | PromptScores | Frame | Terminal)
             messages.append(message)
-        found[subjects.request_of(subject)] = story(messages)
+            if isinstance(message, Started):
+                deliveries.append(int(received.headers.get(subjects.DELIVERY, "0")))
+        found[subjects.request_of(subject)] = story(messages, deliveries)
     return found
 
 

@@ -20,8 +20,8 @@ from services.chaos.front import Front
 from services.chaos.inject import Injector, Record
 from services.chaos.journal import Story
 from services.chaos.load import Load, client, references
-from services.chaos.scene import ACK_WAIT_S, SIZES, LoopThread, settle_environment, write_model
-from services.chaos.schedule import Kind, faults
+from services.chaos.scene import SIZES, LoopThread, settle_environment, write_model
+from services.chaos.schedule import ACK_WAIT_S, Kind, faults
 from services.embedded import commands
 from services.embedded.config import EmbeddedSettings
 from services.embedded.faults import EmbeddedFault

@@ -10,10 +10,11 @@ from shared.protocol.messages import Frame, Started, StreamMessage, Terminal, un
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """A worker's claim; `at_ns` wall clock."""
+    """A worker's claim; `at_ns` wall clock. It answers the `delivery`-th delivery of the request."""
 
     worker_id: str
     at_ns: int
+    delivery: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +44,8 @@ class Story:
         )
 
 
-def story(messages: Sequence[StreamMessage]) -> Story:
-    """Read a journal in its order."""
+def story(messages: Sequence[StreamMessage], deliveries: Sequence[int] = ()) -> Story:
+    """Read a journal in its order; `deliveries`: of each of its claims."""
     tokens: list[int] = []
     claims: list[Claim] = []
     terminals: list[Terminal] = []
@@ -53,7 +54,8 @@ def story(messages: Sequence[StreamMessage]) -> Story:
         after_end += bool(terminals)
         match message:
             case Started():
-                claims.append(Claim(worker_id=message.worker_id, at_ns=message.at_ns))
+                delivery = deliveries[len(claims)] if len(claims) < len(deliveries) else 0
+                claims.append(Claim(worker_id=message.worker_id, at_ns=message.at_ns, delivery=delivery))
             case Frame() if message.choice == 0:
                 repeated += max(0, len(tokens) - message.offset)
                 missing += max(0, message.offset - len(tokens))

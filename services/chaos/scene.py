@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from services.chaos.cases import MODEL, VOCAB
+from services.chaos.schedule import ACK_WAIT_S
 from services.embedded.stack import Sizes
 from services.gpu_worker.engine.config import FULL, LINEAR
 from services.gpu_worker.engine.models.random import TINY, write_random_model
@@ -24,7 +25,6 @@ from shared.config import POCKET
 T = TypeVar("T")
 
 SIZES: Final = Sizes(gateways=2, workers=3, brokers=2)
-ACK_WAIT_S: Final = 4.0
 MODEL_SEED: Final = 7
 TOKENIZER: Final = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 

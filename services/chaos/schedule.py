@@ -30,6 +30,8 @@ class Kind(StrEnum):
     QUEUE_FULL = "queue-full"
 
 
+ACK_WAIT_S: Final = 4.0
+"""Of the workers of a run, seconds."""
 HOLD_S: Final = {
     Kind.NATS_SLOW: (2.0, 5.0),
     Kind.QUEUE_FULL: (1.0, 3.0),

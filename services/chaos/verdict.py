@@ -11,10 +11,12 @@ from typing import Any, Final
 from services.chaos.asking import Asked, End, Way
 from services.chaos.inject import Record
 from services.chaos.journal import Story
-from services.chaos.schedule import Kind
+from services.chaos.schedule import ACK_WAIT_S, Kind
 from shared.evidence import Bar
 
 CLAIMS_LOST: Final = (Kind.WORKER_KILL, Kind.WORKER_STOP, Kind.WORKER_DRAIN)
+TAKEOVER_SPARE_S: Final = 1.0
+"""Beyond ack_wait, within which another worker claims what a lost one held (C2)."""
 TOLD: Final = 20
 FILES_SPARE: Final = 24
 """Open files more than at the start that are no leak: pooled connections that had not been needed."""
@@ -32,6 +34,14 @@ class Quiet:
     """Worker -> what is not at its baseline; without those that are."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Takeover:
+    """`second`: a worker that had taken the request over was lost in its turn, before it could claim it."""
+
+    seconds: float
+    second: bool = False
+
+
 @dataclass(kw_only=True)
 class Verdict:
     """Filled by `judge`."""
@@ -43,7 +53,7 @@ class Verdict:
     missing: int = 0
     differing: int = 0
     cut_short: int = 0
-    takeovers_s: list[float] = field(default_factory=list)
+    takeovers: list[Takeover] = field(default_factory=list)
     complaints: list[str] = field(default_factory=list)
 
     def complain(self, text: str) -> None:
@@ -65,7 +75,7 @@ def judge(
     for identifier, story in stories.items():
         one = owners.get(identifier)
         _judge_story(verdict, identifier, story, references.get(one.case.name) if one else None)
-        verdict.takeovers_s += takeovers(story, records, workers)
+        verdict.takeovers += takeovers(story, records, workers)
     for one in asked:
         _judge_answer(verdict, one, references[one.case.name])
     return verdict
@@ -105,20 +115,27 @@ def _judge_answer(verdict: Verdict, one: Asked, reference: tuple[int, ...]) -> N
         verdict.complain(f"{name}: {one.end}, {one.status} {one.code}, came back {one.returns} times")
 
 
-def takeovers(story: Story, records: Sequence[Record], workers: Mapping[str, str]) -> list[float]:
-    """Seconds from what befell a request's worker to the next one's claim."""
+def takeovers(story: Story, records: Sequence[Record], workers: Mapping[str, str]) -> list[Takeover]:
+    """From what befell a request's worker to the next one's claim.
+
+    Where more deliveries than one lie between two claims, somebody took the request and was lost before it claimed: that
+    one's loss is what the claim is counted from.
+    """
     found = []
     for before, after in zip(story.claims, story.claims[1:], strict=False):
         name = workers.get(before.worker_id)
-        times = [
-            record.at_ns
+        befell = [
+            record
             for record in records
-            if record.name == name
-            and record.kind in CLAIMS_LOST
-            and before.at_ns <= record.at_ns <= after.at_ns
+            if record.kind in CLAIMS_LOST and before.at_ns <= record.at_ns <= after.at_ns
         ]
-        if times:
-            found.append((after.at_ns - times[0]) / 1e9)
+        own = [record.at_ns for record in befell if record.name == name]
+        if not own:
+            continue
+        later = [record.at_ns for record in befell if record.name != name and record.at_ns > own[0]]
+        second = bool(later) and after.delivery > before.delivery + 1
+        since_ns = max(later) if second else own[0]
+        found.append(Takeover(seconds=(after.at_ns - since_ns) / 1e9, second=second))
     return found
 
 
@@ -131,13 +148,13 @@ def outcomes(asked: Sequence[Asked]) -> dict[str, int]:
     return dict(sorted(count.items()))
 
 
-def takeover_figures(seconds: Sequence[float]) -> dict[str, float]:
-    """Median, 99th percentile by nearest rank, and most."""
-    ordered = sorted(seconds)
+def takeover_figures(found: Sequence[Takeover]) -> dict[str, float]:
+    """Seconds: median, 99th percentile by nearest rank, and most; and how many followed a second loss."""
+    ordered = sorted(one.seconds for one in found)
     if not ordered:
         return {"count": 0}
     ranks = {"p50": 0.5, "p99": 0.99, "max": 1.0}
-    return {"count": len(ordered)} | {
+    return {"count": len(ordered), "after_a_second_loss": sum(one.second for one in found)} | {
         name: round(ordered[math.ceil(share * len(ordered)) - 1], 3) for name, share in ranks.items()
     }
 
@@ -175,6 +192,10 @@ def bars(verdict: Verdict, asked: Sequence[Asked], records: Sequence[Record], qu
     if Kind.GATEWAY_KILL not in kinds:
         told.append(Bar.zero("broken connections", broken, "connections"))
     if kinds <= set(CLAIMS_LOST):
+        late = [one for one in verdict.takeovers if one.seconds > ACK_WAIT_S + TAKEOVER_SPARE_S]
+        told.append(
+            Bar.zero(f"takeovers later than {ACK_WAIT_S + TAKEOVER_SPARE_S:g} s", len(late), "claims")
+        )
         told.append(Bar.zero("failed or refused requests", failed + refused, "requests"))
     return told
 
@@ -191,7 +212,7 @@ def results(
         "refusals": sum(one.refusals for one in asked),
         "returns": sum(one.returns for one in asked),
         "tokens_heard": sum(len(one.tokens) for one in asked),
-        "takeover_s": takeover_figures(verdict.takeovers_s),
+        "takeover_s": takeover_figures(verdict.takeovers),
         "open_files_more": dict(quiet.files_more),
         "pools": dict(quiet.pools),
         "complaints": verdict.complaints,

@@ -218,7 +218,7 @@ class Attempt:
             return await self._refuse(claim.failure_of(error), dead_letter=False)
         keys = chain.chain(self._root, tokens)
         cached = await self._find_hit(tokens, keys)
-        await relay.append(
+        await relay.claim(
             claim.started(
                 self.request.request_id,
                 relay.attempt,
@@ -227,7 +227,8 @@ class Attempt:
                 fingerprint=self._core.identity.fingerprint,
                 cached_tokens=cached,
                 at_ns=self._core.clock.wall_ns(),
-            )
+            ),
+            delivery=self._item.deliveries,
         )
         failure = None
         if self._intake.outcome.open:

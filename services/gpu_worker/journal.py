@@ -30,6 +30,7 @@ from shared.transport.base import Received, Transport
 log = logging.getLogger(__name__)
 
 _PAGE: Final = 512
+_NONE: Final[Mapping[str, str]] = {}
 _BACKOFF_S: Final = (0.05, 0.1, 0.2, 0.5, 1.0)
 
 
@@ -196,8 +197,8 @@ class Journal:
         """Of the last message that this writer knows."""
         return self._sequence
 
-    async def append(self, message: StreamMessage) -> None:
-        """Store the next message of the stream.
+    async def append(self, message: StreamMessage, *, headers: Mapping[str, str] = _NONE) -> None:
+        """Store the next message of the stream, with `headers` beside the writer's.
 
         An unreachable or full server is asked again within the patience; the message id makes that harmless.
 
@@ -210,7 +211,7 @@ class Journal:
         deadline = self._clock.monotonic_ns() + self._patience_ns
         for pause in _pauses():
             try:
-                self._sequence = await self._store(data, message_id)
+                self._sequence = await self._store(data, message_id, headers)
             except (Unavailable, Overloaded):
                 if self._clock.monotonic_ns() >= deadline:
                     raise
@@ -219,14 +220,14 @@ class Journal:
                 self._written += 1
                 return
 
-    async def _store(self, data: bytes, message_id: str) -> int:
+    async def _store(self, data: bytes, message_id: str, headers: Mapping[str, str]) -> int:
         try:
             stored = await self._transport.append(
                 self._subject,
                 data,
                 message_id=message_id,
                 expected_last_subject_sequence=self._sequence,
-                headers=self._headers,
+                headers={**self._headers, **headers},
             )
         except FencedOut:
             # An append whose answer was lost looks like a foreign one: the journal's last message tells which it was.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from services.gpu_worker import claim
 from services.gpu_worker.convert import frame_of
@@ -12,7 +12,8 @@ from services.gpu_worker.frames import Scores
 from services.gpu_worker.intake import Intake
 from services.gpu_worker.journal import Journal
 from shared.errors import Overloaded, Unavailable
-from shared.protocol.messages import Failure, StreamMessage
+from shared.protocol import subjects
+from shared.protocol.messages import Failure, Started, StreamMessage
 
 
 class Relay:
@@ -43,10 +44,17 @@ class Relay:
         self.scored = scored
         """Prompt tokens whose log probabilities are in the journal."""
 
+    async def claim(self, started: Started, *, delivery: int) -> None:
+        """Journal the claim, which answers the `delivery`-th delivery. Raises what `Journal.append` raises."""
+        await self._append(started, {subjects.DELIVERY: str(delivery)})
+
     async def append(self, message: StreamMessage) -> None:
         """Journal a message. Raises what `Journal.append` raises."""
+        await self._append(message, {})
+
+    async def _append(self, message: StreamMessage, headers: Mapping[str, str]) -> None:
         try:
-            await self._writer.append(message)
+            await self._writer.append(message, headers=headers)
         except (Unavailable, Overloaded) as error:
             if await self._core.transport.ready():
                 self._core.storing.gave_up(error.code)

@@ -129,8 +129,24 @@ def test_a_run_without_a_fault_shows_nothing() -> None:
 def test_a_takeover_is_timed_from_the_fault_to_the_next_claim() -> None:
     workers = {"w-1": "worker", "w-2": "worker-2"}
     records = [_record(2), Record(kind=Kind.NATS_CUT, name="nats", at_ns=3 * SECOND)]
-    assert judging.takeovers(story(GOOD), records, workers) == [4.0]
+    assert judging.takeovers(story(GOOD), records, workers) == [judging.Takeover(seconds=4.0)]
     assert judging.takeovers(story(GOOD), [_record(9)], workers) == []
+
+
+@pytest.mark.parametrize(("delivery", "seconds"), [(2, 4.0), (3, 1.0)])
+def test_a_second_loss_before_the_claim_is_what_it_is_counted_from(delivery: int, seconds: float) -> None:
+    """Deliveries tell: the third worker's claim answers the third one where the second died before it could claim."""
+    workers = {"w-1": "worker", "w-2": "worker-2", "w-3": "worker-3"}
+    records = [_record(2), replace(_record(5), name="worker-3")]
+    (found,) = judging.takeovers(story(GOOD, (1, delivery)), records, workers)
+    assert (found.seconds, found.second) == (seconds, delivery == 3)
+
+
+def test_c2_a_late_takeover_breaks_its_bar() -> None:
+    late = judging.Verdict(takeovers=[judging.Takeover(seconds=5.1)])
+    assert [bar.name for bar in judging.bars(late, [], [_record(2)], QUIET) if not bar.holds] == [
+        "takeovers later than 5 s"
+    ]
 
 
 def _record(at_s: int) -> Record:

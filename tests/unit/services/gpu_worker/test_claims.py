@@ -82,6 +82,27 @@ async def test_c2_a_second_worker_goes_on_where_a_dead_one_stopped() -> None:
         await until(lambda: here.waiting_items() == 0)
 
 
+async def test_fr_97_a_taker_that_dies_before_its_claim_costs_its_own_wait_and_no_more() -> None:
+    """The claim tells which delivery it answers, so that the second loss can be seen in the journal."""
+    async with world() as here:
+        first = await here.worker("w1", budget=4)
+        await here.enqueue(make_request(clock=here.clock, max_tokens=40))
+        await _tokens(here, 12)
+        await first.die()
+        here.clock.advance(16)
+        lane = subjects.request_shared(FINGERPRINT, "normal", "t")
+        taken = await here.transport.take(subjects.work_consumer(lane, ack_wait_s=15.0))
+        assert taken is not None  # and the taker is no more
+        await here.worker("w3")
+        here.clock.advance(16)
+        terminal = await here.terminal()
+        assert (terminal.attempt, terminal.worker_id) == (2, "w3")
+        assert await here.tokens() == (stream(PROMPT, SEED, 40),)
+        stored = await here.transport.read(subjects.JOURNAL.name, subjects.tokens("r1"))
+        claims = [one for one in stored if isinstance(codec.decode(one.data), Started)]
+        assert [one.headers[subjects.DELIVERY] for one in claims] == ["1", "3"]
+
+
 async def test_c2_several_choices_are_resumed_each_at_its_own_offset() -> None:
     async with world() as here:
         first = await here.worker("w1", budget=3)
