@@ -22,6 +22,8 @@ class PrefillChunk:
     """Block ids of rows 0.. on; covers `start + len(tokens)` rows at least."""
     previous_hidden: Tensor
     """[H] float32: final-normed hidden of row `start - 1`, zeros at 0. Pairs draft row `start`."""
+    defer: bool = False
+    """A block drafter takes these rows in later, when it is told to."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,6 +36,18 @@ class VerifyRows:
     block_table: Sequence[int]
     eager: bool = False
     """Launch without a device graph; a runner without graphs has nothing to do for it."""
+    tap: bool = False
+    """A block drafter shall take in the rows that are accepted."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BlockAsk:
+    """Ask a block drafter for `k` drafts after `anchor`, which stands at `start` and has no row yet."""
+
+    slot: int
+    start: int
+    anchor: int
+    k: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

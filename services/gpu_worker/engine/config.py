@@ -208,6 +208,8 @@ class EngineConfig:
     """cpu or cuda: where a model that is given as a folder is loaded."""
     dtype: str | None = None
     """Of its weights, activations and KV; null = float32 on the CPU, bfloat16 on a card."""
+    drafter_folder: str | None = None
+    """A block drafter of the published layouts beside the model; null = there is none."""
     draft_vocab: int = 0
     """On a card the MTP head proposes among so many ids from the first on; 0 = among all."""
 

@@ -65,7 +65,7 @@ class Engine:
         self._affinity = AffinityPool(self._cache, most=self._limits.max_parked)
         launches = FaultyRunner(self.runner, faults, self._slots) if faults else self.runner
         self._keeper = Keeper(self._cache, launches, interval=self._limits.decode_ckpt_blocks)
-        self._sessions = SessionFactory(self.dims, config, self._limits)
+        self._sessions = SessionFactory(self.dims, config, self._limits, self.runner.block)
         self._faults = faults
         self._counters = Counters()
         self._executor = Executor(

@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor
 
-from services.gpu_worker.engine.batch import DraftRows, PrefillChunk, VerifyRows
+from services.gpu_worker.engine.batch import BlockAsk, DraftRows, PrefillChunk, VerifyRows
 from services.gpu_worker.engine.card_logits import Logits
 from services.gpu_worker.engine.faults import Faults, StreamKey
+from services.gpu_worker.engine.models.block_heads import Proposal
 from services.gpu_worker.engine.runner import ModelRunner
 from services.gpu_worker.engine.whole import WholeResult, WholeRow
 
@@ -57,6 +58,9 @@ class FaultyRunner:
 
     def draft(self, rows: Sequence[DraftRows]) -> list[Tensor]:
         return self._runner.draft(rows)
+
+    def propose(self, asks: Sequence[BlockAsk]) -> list[Proposal]:
+        return self._runner.propose(asks)
 
     def logits(self, hidden: Tensor) -> Logits:
         return self._runner.logits(hidden)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from services.gpu_worker.engine.cache.host_memory import host_memory
@@ -17,6 +17,8 @@ from services.gpu_worker.engine.config import EngineConfig, ModelDims
 from services.gpu_worker.engine.fingerprint import numerics_fingerprint
 from services.gpu_worker.engine.limits import EngineLimits
 from services.gpu_worker.engine.memory import MemoryPlan, fitted
+from services.gpu_worker.engine.models.block_context import BlockContext
+from services.gpu_worker.engine.models.block_loader import load_block
 from services.gpu_worker.engine.models.loader import LoadedModel, load_model
 from services.gpu_worker.engine.placement import place
 from services.gpu_worker.engine.runner import ModelRunner
@@ -41,6 +43,8 @@ class Ground:
 def lay_out(source: Path | LoadedModel, config: EngineConfig, limits: EngineLimits) -> Ground:
     """Load the model, unless it is there, and allocate everything where it is."""
     loaded = _load(source, config) if isinstance(source, Path) else source
+    if config.drafter_folder is not None:
+        loaded = replace(loaded, drafter=load_block(Path(config.drafter_folder), loaded.model))
     model, placement = loaded.model, loaded.model.placement
     dims = loaded.dims.within(config.max_context)
     fingerprint = numerics_fingerprint(loaded, config)
@@ -56,7 +60,12 @@ def lay_out(source: Path | LoadedModel, config: EngineConfig, limits: EngineLimi
         dtype=kv.k.dtype,
         device=kv.k.device,
     )
-    slots = SlotMemory(states, ring)
+    block = None
+    if loaded.drafter is not None:
+        block = BlockContext(
+            loaded.drafter, model, num_slots=config.num_slots, num_snapshots=config.num_snapshots
+        )
+    slots = SlotMemory(states, ring, block)
     cache = CacheManager(
         num_blocks=config.num_blocks,
         num_slots=config.num_slots,
@@ -80,7 +89,7 @@ def lay_out(source: Path | LoadedModel, config: EngineConfig, limits: EngineLimi
         states=states,
         ring=ring,
         slots=slots,
-        runner=ModelRunner(model, kv, states, config, ring),
+        runner=ModelRunner(model, kv, states, config, ring, block),
         cache=cache,
     )
 

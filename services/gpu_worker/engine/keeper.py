@@ -102,7 +102,7 @@ class Keeper:
     def _blocks_since(self, stream: Stream) -> int:
         """Blocks of rows since the last checkpoint, or since the prompt's end; negative where none can be taken."""
         session = stream.session
-        if not session.primed or not session.has_pending or session.tainted:
+        if not session.primed or not session.at_rest or session.tainted:
             return -1
         last = session.sequence.last_decode_ckpt_block
         start = len(stream.request.tokens) // BLOCK_ROWS if last is None else last

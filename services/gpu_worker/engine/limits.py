@@ -34,7 +34,8 @@ class EngineLimits:
     busy_burst_rounds: int = 2  #: the same while a prompt is being primed
     spec_gate: SpecGate | None = None  #: null = speculate at any load
     draft_cost: float = 0.35  #: of one MTP draft and its column, in verify passes; 0 = never shorten
-    ngram_cost: float = 0.1  #: the same of one n-gram draft, which costs its verify column alone
+    ngram_cost: float = 0.1  #: the same of one n-gram or block draft, which costs its verify column alone
+    block_cost: float = 0.5  #: of one pass of the block drafter, in verify passes
     floor: float = 1.1  #: tokens a verify under which a stream's drafter is turned off (FR-22); 0 = never
     floor_rounds: int = 64  #: rounds that are judged together
     max_parked: int = 32  #: finished sessions that wait for their next turn

@@ -34,8 +34,9 @@ class SamplingParams:
         return self.temperature == 0.0
 
 
-DrafterKind: TypeAlias = Literal["none", "mtp", "ngram"]
-"""What proposes tokens. It changes how fast a stream comes, never what it says."""
+DrafterKind: TypeAlias = Literal["auto", "none", "mtp", "block", "ngram"]
+"""What proposes tokens; `auto` = what the worker finds the fastest. It changes how fast a stream comes, never what it
+says."""
 
 
 ReuseKind: TypeAlias = Literal["exact", "decode"]

@@ -31,6 +31,7 @@ from services.gpu_worker.engine.layers.steps import (
     decode_attention,
     prefill_attention,
 )
+from services.gpu_worker.engine.layers.taps import Taps
 from services.gpu_worker.engine.models.family import Model
 from shared.errors import EngineFault
 
@@ -50,6 +51,8 @@ class Launches(Protocol):
 
     uncaptured: bool
     """Whether the last verify wanted a graph that could not be captured."""
+    tapped: Tensor | None
+    """[sequences * columns, taps * H] of the last verify, if a row of it asked for taps."""
 
     def verify(self, rows: Sequence[VerifyRows], spans: Sequence[Span]) -> Rows: ...
 
@@ -62,11 +65,18 @@ class Launches(Protocol):
     def fold(self, slot: int, pending: int) -> ReplayPlan: ...
 
 
-def launches(model: Model, kv: KVPool, states: StatePool, ring: RingPool, config: EngineConfig) -> Launches:
-    """As the pools' placement wants them."""
+def launches(
+    model: Model,
+    kv: KVPool,
+    states: StatePool,
+    ring: RingPool,
+    config: EngineConfig,
+    taps: Sequence[int] = (),
+) -> Launches:
+    """As the pools' placement wants them. `taps` = layers whose outputs a drafter reads."""
     if states.placement.on_card:
-        return CardLaunches(model, kv, states, ring, config)
-    return TwinLaunches(model, kv, states, ring)
+        return CardLaunches(model, kv, states, ring, config, taps)
+    return TwinLaunches(model, kv, states, ring, taps)
 
 
 class TwinLaunches:
@@ -74,7 +84,11 @@ class TwinLaunches:
 
     uncaptured = False
 
-    def __init__(self, model: Model, kv: KVPool, states: StatePool, ring: RingPool) -> None:
+    def __init__(
+        self, model: Model, kv: KVPool, states: StatePool, ring: RingPool, taps: Sequence[int] = ()
+    ) -> None:
+        self.tapped: Tensor | None = None
+        self._taps = tuple(taps)
         self._model = model
         self._kv = kv
         self._states = states
@@ -94,9 +108,10 @@ class TwinLaunches:
         )
         local = local_decode(spans, slots, self._ring, self._model.local_rope)
         embedded = self._embed([row.tokens for row in rows], attention.columns)
-        return Rows(
-            self._model.trunk(embedded, DecodeStep(attention, states, plan, local)), attention.columns
-        )
+        taps = Taps(self._taps) if self._taps and any(row.tap for row in rows) else None
+        hidden = self._model.trunk(embedded, DecodeStep(attention, states, plan, local), taps)
+        self.tapped = taps.rows() if taps is not None else None
+        return Rows(hidden, attention.columns)
 
     def draft(self, rows: Sequence[DraftRows], spans: Sequence[Span]) -> Rows:
         """One call of the MTP head."""
@@ -127,8 +142,16 @@ class CardLaunches:
     """Rounds padded up to powers of two and replayed as graphs, prompt chunks launched as they come."""
 
     def __init__(
-        self, model: Model, kv: KVPool, states: StatePool, ring: RingPool, config: EngineConfig
+        self,
+        model: Model,
+        kv: KVPool,
+        states: StatePool,
+        ring: RingPool,
+        config: EngineConfig,
+        taps: Sequence[int] = (),
     ) -> None:
+        self.tapped: Tensor | None = None
+        self._taps = tuple(taps)
         self._model = model
         self._kv = kv
         self._states = states
@@ -139,6 +162,8 @@ class CardLaunches:
         graphs = states.placement.graphs
         self.inputs = RoundInputs(*self._most, self._blocks, self._device, states.scratch)
         self.uncaptured = False
+        rows, width = self._most[0] * self._most[1], len(self._taps) * model.dims.hidden
+        self._tap_rows = torch.zeros(rows, width, dtype=kv.k.dtype, device=self._device)
         self._verifies = GraphCache(self.launch_verify, self.clear, enabled=graphs)
         widest = states.max_verify + DRAFT_BACKLOG
         self._draft_rows = RoundInputs(config.max_batch, widest, self._blocks, self._device, states.scratch)
@@ -156,7 +181,10 @@ class CardLaunches:
         self.uncaptured = not eager and self._verifies.enabled and not self._verifies.prepare(size)
         slots = [row.slot for row in rows]
         self.inputs.fill(spans, [row.tokens for row in rows], size, slots, self._states)
-        return Rows(self._verifies.run(size, eager=eager).clone(), size[1])
+        hidden = self._verifies.run(size, eager=eager).clone()
+        wanted = bool(self._taps) and any(row.tap for row in rows)
+        self.tapped = self._tap_rows[: size[0] * size[1]].clone() if wanted else None
+        return Rows(hidden, size[1])
 
     def draft(self, rows: Sequence[DraftRows], spans: Sequence[Span]) -> Rows:
         """Rows of the draft plane: one call of the MTP head, or several where a sequence brings more than a call holds."""
@@ -238,7 +266,13 @@ class CardLaunches:
         if self._model.local_rope is not None:
             local = self.inputs.local(self._ring, self._model.local_rope, size, self._blocks)
         step = self.inputs.decode(attention, self._states, size, local)
-        return self._model.trunk(self._model.embed(self.inputs.ids[: size[0] * size[1]]), step)
+        embedded = self._model.embed(self.inputs.ids[: size[0] * size[1]])
+        if not self._taps:
+            return self._model.trunk(embedded, step)
+        taps = Taps(self._taps)
+        hidden = self._model.trunk(embedded, step, taps)
+        self._tap_rows[: len(hidden)].copy_(taps.rows())
+        return hidden
 
     def _draft(self, size: Size) -> Tensor:
         assert self._model.mtp is not None

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kernels import gated_delta
 from kernels.tiles import ROWS
-from services.gpu_worker.engine.batch import DraftRows, PrefillChunk, VerifyRows
+from services.gpu_worker.engine.batch import BlockAsk, DraftRows, PrefillChunk, VerifyRows
 from services.gpu_worker.engine.cache.kv_pool import KVPool
 from services.gpu_worker.engine.cache.ring_pool import RingPool
 from services.gpu_worker.engine.cache.state_pool import StatePool, delta_shape
@@ -22,6 +22,9 @@ from services.gpu_worker.engine.card_logits import CardLogits, Logits
 from services.gpu_worker.engine.config import BLOCK_ROWS, EngineConfig, ModelDims
 from services.gpu_worker.engine.faults import OutOfMemory
 from services.gpu_worker.engine.layers.steps import Span
+from services.gpu_worker.engine.layers.taps import Taps
+from services.gpu_worker.engine.models.block_context import BlockContext
+from services.gpu_worker.engine.models.block_heads import Proposal
 from services.gpu_worker.engine.models.family import Model
 from services.gpu_worker.engine.models.hybrid import HybridModel
 from services.gpu_worker.engine.rounds import launches
@@ -59,8 +62,10 @@ class ModelRunner:
         states: StatePool,
         config: EngineConfig,
         ring: RingPool | None = None,
+        block: BlockContext | None = None,
     ) -> None:
-        """`model` is `LoadedModel.model`; without a `ring` the runner has one of its own, whose tails nobody takes."""
+        """`model` is `LoadedModel.model`; without a `ring` the runner has one of its own, whose tails nobody takes.
+        `block` = what a block drafter keeps, which the runner feeds; null = there is none."""
         self.dims = model.dims
         self._model = model
         self._kv = kv
@@ -74,7 +79,9 @@ class ModelRunner:
             dtype=kv.k.dtype,
             device=kv.k.device,
         )
-        self._launches = launches(model, kv, states, self._ring, config)
+        self.block = block
+        self._taps = block.dims.taps if block is not None else ()
+        self._launches = launches(model, kv, states, self._ring, config, self._taps)
         self._config = config
         self._shape = delta_shape(model.dims)
         self._scale = gated_delta.qk_scale(self._shape).to(states.state.device)
@@ -112,6 +119,11 @@ class ModelRunner:
         for row in rows:
             self._states.verified(row.slot, len(row.tokens))
             self._ring.wrote(row.slot, row.start + len(row.tokens))
+        if self.block is not None and self._launches.tapped is not None:
+            tapped = _per_sequence(self._launches.tapped, spans, columns)
+            for row, taps in zip(rows, tapped, strict=True):
+                if row.tap:
+                    self.block.seen(row.slot, row.start, taps)
         return _per_sequence(hidden, spans, columns)
 
     def prepare(self, drafts: int, report: Callable[[str], None]) -> None:
@@ -161,6 +173,9 @@ class ModelRunner:
     def accept(self, slot: int, rows: int) -> None:
         """Commit the first `rows` (0..T) columns of the slot's last verify. Exactly once between two verifies."""
         self._states.accept(slot, rows)
+        if self.block is not None:
+            with torch.no_grad():
+                self.block.accepted(slot, rows)
 
     @torch.no_grad()
     def flush(self, slot: int) -> None:
@@ -202,6 +217,15 @@ class ModelRunner:
         hidden, columns = self._launches.draft(rows, spans)
         return _per_sequence(hidden, spans, columns)
 
+    @memory_faults()
+    @torch.no_grad()
+    def propose(self, asks: Sequence[BlockAsk]) -> list[Proposal]:
+        """One pass of the block drafter over all that ask. Raises `EngineFault` without one, or where it lacks rows."""
+        self._bind()
+        if self.block is None:
+            raise EngineFault("no block drafter is loaded")
+        return self.block.propose(asks) if asks else []
+
     def _whole_rounds(self) -> WholeRounds | None:
         if not self._states.placement.on_card or not isinstance(self._model, HybridModel):
             return None
@@ -228,12 +252,15 @@ class ModelRunner:
             )
         step, ids = self._launches.prefill(chunk, span)
         embedded = self._model.embed(ids)
-        hidden = self._model.trunk(embedded.clone(), step)
+        taps = Taps(self._taps) if self._taps else None
+        hidden = self._model.trunk(embedded.clone(), step, taps)
         if self._model.mtp is not None:
             first = chunk.previous_hidden.view(1, -1).to(hidden.device, hidden.dtype)
             self._model.mtp(embedded, torch.cat([first, hidden[:-1]]), step.attention)
         self._states.advanced(chunk.slot, span.count)
         self._ring.wrote(chunk.slot, span.start + span.count)
+        if self.block is not None and taps is not None:
+            self.block.primed(chunk.slot, span.start, taps.rows()[: span.count], defer=chunk.defer)
         return hidden[: span.count]
 
     def _check_verify(self, rows: Sequence[VerifyRows]) -> None:

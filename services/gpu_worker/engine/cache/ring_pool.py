@@ -14,16 +14,36 @@ copied at its boundary. Knows no owner: who holds a slot or a snapshot is decide
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import overload
+from typing import Protocol, overload
 
 import torch
 from torch import Tensor
 
-from services.gpu_worker.engine.config import BLOCK_ROWS, ModelDims
+from services.gpu_worker.engine.config import BLOCK_ROWS
 from shared.errors import EngineFault
 
 
-def ring_rows(dims: ModelDims, *, prefill_rows: int, max_verify: int) -> tuple[int, int]:
+class RingDims(Protocol):
+    """What a ring asks of a model's dimensions."""
+
+    @property
+    def window_layers(self) -> int:
+        """Planes; 0 = there is nothing to keep."""
+        ...
+
+    @property
+    def window(self) -> int:
+        """Keys that a row sees, itself among them."""
+        ...
+
+    @property
+    def kv_heads(self) -> int: ...
+
+    @property
+    def head_dim(self) -> int: ...
+
+
+def ring_rows(dims: RingDims, *, prefill_rows: int, max_verify: int) -> tuple[int, int]:
     """(blocks of one ring, rows of one tail): the window and the widest launch; 0 for a model without sliding layers.
 
     A prefill starts on the grid, a verify anywhere.
@@ -64,7 +84,7 @@ class RingPool:
 
     def __init__(
         self,
-        dims: ModelDims,
+        dims: RingDims,
         num_slots: int,
         num_snapshots: int,
         *,
@@ -119,14 +139,25 @@ class RingPool:
     def is_resident(self, slot: int, position: int) -> bool:
         """Whether every row that the row at `position` sees is still in the slot's ring (R-S14)."""
         first = max(0, position - self.tail_rows)
-        oldest = max(self._low[slot], self.first_block(slot) * BLOCK_ROWS)
-        return first >= position or (oldest <= first and position <= self._end[slot])
+        return first >= position or (self.low(slot) <= first and position <= self._end[slot])
 
     # -- a slot's life ------------------------------------------------------------------------------------------
 
     def reset(self, slot: int) -> None:
         """No rows."""
         self._low[slot] = self._end[slot] = 0
+
+    def begin(self, slot: int, position: int) -> None:
+        """No rows, and the next one is `position`."""
+        self._low[slot] = self._end[slot] = position
+
+    def end(self, slot: int) -> int:
+        """Position after the newest row."""
+        return self._end[slot]
+
+    def low(self, slot: int) -> int:
+        """The oldest row that is there, if there are any."""
+        return max(self._low[slot], self.first_block(slot) * BLOCK_ROWS)
 
     def wrote(self, slot: int, end: int) -> None:
         """A launch wrote rows up to `end` - 1, some of which may be rejected later; what they overwrote is gone."""
@@ -146,14 +177,14 @@ class RingPool:
         first = max(0, position - self.tail_rows)
         self._low[slot], self._end[slot] = first, position
         if self.planes and position > first:
-            blocks, offsets = self._places(slot, first, position)
+            blocks, offsets = self.places(slot, first, position)
             rows = self._tails[snapshot, :, self.tail_rows - (position - first) :]
             self.k[:, blocks, :, offsets], self.v[:, blocks, :, offsets] = rows[0], rows[1]
 
     def tail(self, slot: int, position: int) -> Tensor:
         """[2, W - 1, planes, kv_heads, head_dim], keys first: the rows before `position`; zeros before row 0."""
         first = max(0, position - self.tail_rows)
-        blocks, offsets = self._places(slot, first, position)
+        blocks, offsets = self.places(slot, first, position)
         rows = self._tails.new_zeros(self._tails.shape[1:])
         kept = self.tail_rows - (position - first)
         rows[0, kept:], rows[1, kept:] = self.k[:, blocks, :, offsets], self.v[:, blocks, :, offsets]
@@ -167,7 +198,7 @@ class RingPool:
         """Copy into a tail what `read` answered."""
         self._tails[snapshot].copy_(values.view(self._tails.shape[1:]))
 
-    def _places(self, slot: int, first: int, stop: int) -> tuple[Tensor, Tensor]:
+    def places(self, slot: int, first: int, stop: int) -> tuple[Tensor, Tensor]:
         """Block and row in it of rows first..stop-1."""
         rows = torch.arange(first, stop, device=self.k.device)
         ring = rows // BLOCK_ROWS % self.blocks_each if self.blocks_each else rows

@@ -1,7 +1,7 @@
 """How many drafts pay, and whether any do: speculation must never cost more than it brings.
 
-A round of k drafts costs 1 + k * cost verify passes and brings 1 + a_1 + ... + a_k tokens, where a_i is the chance that
-the first i drafts all stand. The gate keeps the chance of each draft given the ones before it, from the stream's own
+A round of k drafts costs 1 + fixed + k * cost verify passes and brings 1 + a_1 + ... + a_k tokens, where a_i is the chance
+that the first i drafts all stand; `fixed` is what the first draft costs beyond the others, as one pass over a block does. The gate keeps the chance of each draft given the ones before it, from the stream's own
 rounds, and takes the k with the most tokens a cost. A chance is first the mean of what was seen and of `PRIOR_ROUNDS`
 rounds at `PRIOR`, so that a few rounds settle it, and then a moving average. A draft never tried is as good as the one
 before it: a drafter whose first drafts stand gets its whole length at once, one whose first drafts fall gets none. One
@@ -29,14 +29,17 @@ PROBE_ROUNDS: Final = 16
 
 
 class DraftGate:
-    """The gate of one stream. `cost` = what one draft costs, in verify passes; 0 leaves every k open. `floor` = tokens
-    a verify that `floor_rounds` rounds together must bring; 0 = no floor."""
+    """The gate of one stream. `cost` = what one draft costs, in verify passes; 0 leaves every k open. `fixed` = what any
+    draft at all costs before. `floor` = tokens a verify that `floor_rounds` rounds together must bring; 0 = no floor."""
 
-    def __init__(self, *, most: int, cost: float, floor: float = 0.0, floor_rounds: int = 1) -> None:
+    def __init__(
+        self, *, most: int, cost: float, fixed: float = 0.0, floor: float = 0.0, floor_rounds: int = 1
+    ) -> None:
         self.useless = False
         """Whether the floor was missed: to be asked after each round."""
         self._most = most
         self._cost = cost
+        self._fixed = fixed
         self._floor = floor
         self._floor_rounds = floor_rounds
         self._chance: list[float] = []  #: of each position that was tried; they are tried in order
@@ -77,7 +80,7 @@ class DraftGate:
         for k in range(1, self._most + 1):
             stands *= self._stands(k - 1)
             tokens += stands
-            rate = tokens / (1.0 + k * self._cost)
+            rate = tokens / (1.0 + self._fixed + k * self._cost)
             if rate > best_rate:
                 best, best_rate = k, rate
         return best

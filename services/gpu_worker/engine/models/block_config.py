@@ -313,7 +313,7 @@ def _causal(said: Mapping[str, Any]) -> bool:
 def _taps(said: Mapping[str, Any]) -> tuple[int, ...]:
     taps = said.get("target_layer_ids")
     whole = isinstance(taps, list) and taps and all(isinstance(tap, int) and tap >= 0 for tap in taps)
-    if not whole or sorted(set(taps)) != taps:
+    if not isinstance(taps, list) or not whole or sorted(set(taps)) != taps:
         raise EngineFault(
             f"drafter config: target_layer_ids must be layers from 0 on, ascending, not {taps!r}"
         )

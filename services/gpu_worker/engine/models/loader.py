@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from services.gpu_worker.engine.config import ModelDims
+from services.gpu_worker.engine.models.block import BlockDrafter
 from services.gpu_worker.engine.models.checkpoint import Checkpoint, read_json
 from services.gpu_worker.engine.models.family import Model
 from services.gpu_worker.engine.models.registry import blueprint
@@ -31,6 +32,8 @@ class LoadedModel:
     """do_sample, temperature, top_k, top_p, min_p, repetition_penalty, as far as the folder names them."""
     traits: dict[str, object] = field(default_factory=dict)
     """What the family computes beyond the dimensions."""
+    drafter: BlockDrafter | None = None
+    """A block drafter that was loaded beside it."""
 
 
 def load_model(folder: Path, *, threads: int = 1, placement: Placement = CPU) -> LoadedModel:

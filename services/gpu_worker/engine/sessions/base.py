@@ -126,12 +126,22 @@ class Session(PromptSide):
         self.next_pred = token
         self.next_logprob = self._logprob(logits, token)
 
+    @property
+    def at_rest(self) -> bool:
+        """Whether its rows and the journal are all that a later session needs to go on from here."""
+        return self.has_pending
+
     def resume(self, cache: CacheManager) -> None:
         """Go on in mid decode from rows that were kept of the same stream: the journal's token after them is pending,
-        the rest of the journal is verified. Raises EngineFault when the journal does not reach the rows."""
+        the rest of the journal is verified. A journal that ends with the rows leaves the next token to be decided from
+        the last row again (`restored`). Raises EngineFault when the journal does not reach the rows."""
         said = self.committed_len - len(self.request.tokens)
-        if not 0 <= said < len(self.request.emitted):
+        if not 0 <= said <= len(self.request.emitted):
             raise EngineFault(f"{said} completion rows, and a journal of {len(self.request.emitted)} tokens")
+        if said == len(self.request.emitted):
+            self.completion.resume(said)
+            self.undecided = True
+            return
         self.resume_prompt(cache)
         self.completion.resume(said + 1)
         self.pending_tok = self.request.emitted[said]
@@ -217,7 +227,13 @@ class Session(PromptSide):
             tokens=(self.pending_tok, *drafts),
             block_table=self.sequence.block_table,
             eager=self.graphs.eager,
+            tap=self.taps,
         )
+
+    @property
+    def taps(self) -> bool:
+        """Whether a block drafter takes its rows in."""
+        return False
 
     def settle(self, drafts: Sequence[int], logits: Sequence[Row], hidden: Tensor) -> int:
         """Walk the verified columns: accept drafts while they are what the target picks. Answers the rows to commit.

@@ -12,6 +12,7 @@ from services.gpu_worker.engine.limits import EngineLimits
 from services.gpu_worker.engine.requests import GenerateRequest
 from services.gpu_worker.engine.sequence import ProposerState, SequenceState
 from services.gpu_worker.engine.sessions.base import Session
+from services.gpu_worker.engine.sessions.dspark import DraftContext, DsparkSpecSession, block_fits
 from services.gpu_worker.engine.sessions.mtp import SpecSession
 from services.gpu_worker.engine.sessions.outcome import SessionShape
 from services.gpu_worker.engine.sessions.telemetry import SessionCounters
@@ -20,7 +21,14 @@ from services.gpu_worker.engine.sessions.telemetry import SessionCounters
 class SessionFactory:
     """One an engine."""
 
-    def __init__(self, dims: ModelDims, config: EngineConfig, limits: EngineLimits) -> None:
+    def __init__(
+        self,
+        dims: ModelDims,
+        config: EngineConfig,
+        limits: EngineLimits,
+        block: DraftContext | None = None,
+    ) -> None:
+        """`block` = what a block drafter keeps; null = there is none."""
         self.shape = SessionShape(
             vocab=dims.vocab,
             hidden=dims.hidden,
@@ -28,23 +36,31 @@ class SessionFactory:
             cache_max_ctx=min(config.max_context, dims.max_positions),
             draft_cost=limits.draft_cost,
             ngram_cost=limits.ngram_cost,
+            block_cost=limits.block_cost,
             floor=limits.floor,
             floor_rounds=limits.floor_rounds,
         )
         self._has_mtp = dims.has_mtp
+        self._block = block
         self._said = NamespaceIndex()
 
     def drafts(self, request: GenerateRequest) -> bool:
         """Whether the request asks for a drafter that this model can have."""
         if request.speculation_k < 1 or request.drafter == "none":
             return False
-        return request.drafter == "ngram" or self._has_mtp
+        match request.drafter:
+            case "ngram":
+                return True
+            case "block":
+                return self._block is not None
+        return self._has_mtp
 
-    @staticmethod
-    def _has_draft_rows(request: GenerateRequest, sequence: SequenceState) -> bool:
+    def _has_draft_rows(self, request: GenerateRequest, sequence: SequenceState) -> bool:
         """Whether the rows that the sequence begins with have what the drafter reads: plain decode writes no draft
         rows, and a head that reads them would guess from nothing."""
-        return request.drafter != "mtp" or sequence.draft_valid_tokens == sequence.seq_len
+        if request.drafter == "block":
+            return self._block is not None and block_fits(request, sequence, self.shape, self._block)
+        return request.drafter == "ngram" or sequence.draft_valid_tokens == sequence.seq_len
 
     def open(
         self,
@@ -63,6 +79,16 @@ class SessionFactory:
                 request,
                 sequence,
                 self.shape,
+                last_hidden=last_hidden,
+                capture_disabled=capture_disabled,
+                counters=counters,
+            )
+        if request.drafter == "block" and self._block is not None:
+            return DsparkSpecSession(
+                request,
+                sequence,
+                self.shape,
+                context=self._block,
                 last_hidden=last_hidden,
                 capture_disabled=capture_disabled,
                 counters=counters,

@@ -12,6 +12,7 @@ from services.gpu_worker.engine.batch import DraftRows
 from services.gpu_worker.engine.cache.kv_pool import KVPool
 from services.gpu_worker.engine.cache.manager import CacheManager
 from services.gpu_worker.engine.drafters.base import DraftJob
+from services.gpu_worker.engine.drafters.block import BlockDrafter
 from services.gpu_worker.engine.drafters.gate import DraftGate
 from services.gpu_worker.engine.drafters.mtp import MtpDrafter
 from services.gpu_worker.engine.drafters.ngram import NgramDrafter
@@ -56,6 +57,7 @@ class SpecSession(Session):
         self._gate = DraftGate(
             most=request.speculation_k,
             cost=shape.draft_cost if isinstance(self.drafter, MtpDrafter) else shape.ngram_cost,
+            fixed=shape.block_cost if isinstance(self.drafter, BlockDrafter) else 0.0,
             floor=shape.floor,
             floor_rounds=shape.floor_rounds,
         )
@@ -81,6 +83,10 @@ class SpecSession(Session):
     @property
     def writes_draft_rows(self) -> bool:
         return isinstance(self.drafter, MtpDrafter)
+
+    @property
+    def taps(self) -> bool:
+        return isinstance(self.drafter, BlockDrafter)
 
     def proposer_state(self) -> ProposerState | None:
         whole = self.sequence.draft_valid_tokens == self.committed_len

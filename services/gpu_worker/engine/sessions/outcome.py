@@ -37,7 +37,8 @@ class SessionShape:
     max_verify: int  #: most columns of one verify
     cache_max_ctx: int  #: most rows of one sequence
     draft_cost: float = 0.0  #: of one draft of the head, in verify passes; 0 = always draft as many as asked
-    ngram_cost: float = 0.0  #: the same of an n-gram draft: its column of the verify alone
+    ngram_cost: float = 0.0  #: the same of an n-gram draft, or of a block's: its column of the verify alone
+    block_cost: float = 0.0  #: of one pass over a block, in verify passes, whatever it drafts
     floor: float = 0.0  #: tokens a verify under which a drafter is turned off; 0 = never
     floor_rounds: int = 1  #: rounds that are judged together
 

@@ -46,6 +46,8 @@ class PromptSide:
         self.capture_disabled = capture_disabled
         self.counters = counters
         self.chunks = 0
+        self.undecided = False
+        """Resumed where the journal ends: the token after the newest row is not known."""
         self.boundary_captures: list[Capture] = []
         self._capture_at = _to_grid(request.capture_at)
         self._ckpt_at = _to_grid(request.ckpt_at)
@@ -93,12 +95,13 @@ class PromptSide:
     @property
     def prime_left(self) -> int:
         """Prompt rows to compute."""
-        return len(self.request.tokens) - self.committed_len
+        return max(0, len(self.request.tokens) - self.committed_len)
 
     def restored(self, cache: CacheManager) -> Tensor:
-        """The whole prompt came from the cache (R-Q6): nothing is computed. Answers the stored hidden [1, H] of its last
-        row, which decides the first token. Raises EngineFault when rows are missing."""
-        if self.sequence.marconi_exact_snap is None or self.prime_left:
+        """The whole prompt came from the cache (R-Q6), or all that was said so far: nothing is computed. Answers the
+        stored hidden [1, H] of the last row, which decides the next token. Raises EngineFault when rows are missing."""
+        whole = self.sequence.marconi_exact_snap is not None or self.undecided
+        if not whole or self.prime_left:
             raise EngineFault(f"{self.prime_left} prompt rows are to be computed, none is restored")
         self.sequence.begin_prompt(len(self.request.tokens))
         self._keep_checkpoint(cache)

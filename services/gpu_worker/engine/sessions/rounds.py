@@ -11,8 +11,8 @@ from torch import Tensor
 
 from services.gpu_worker.engine.batch import VerifyRows
 from services.gpu_worker.engine.card_logits import DecidedRow
-from services.gpu_worker.engine.drafters.base import DraftForward
 from services.gpu_worker.engine.drafters.mtp import MtpDrafter
+from services.gpu_worker.engine.drafters.propose import Forward as DraftForward
 from services.gpu_worker.engine.drafters.propose import propose
 from services.gpu_worker.engine.sampling import Row
 from services.gpu_worker.engine.sessions.base import Session
@@ -45,7 +45,9 @@ def run_round(sessions: Sequence[Session], runner: Forward, *, more: bool = Fals
     `more` = another round of the same sessions is meant to follow; `runner.land()` must follow the last one.
     """
     live = [session for session in sessions if session.open()]
-    whole = [session for session in live if runner.runs_whole and session.picked_anywhere]
+    whole = [
+        session for session in live if runner.runs_whole and session.picked_anywhere and not session.taps
+    ]
     stepped = [session for session in live if session not in whole]
     for group, run in ((whole, partial(_run_whole, more=more)), (stepped, _run_stepped)):
         if group:

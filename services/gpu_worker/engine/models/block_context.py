@@ -1,0 +1,286 @@
+"""The context of a block drafter: which rows of the trunk it has taken in, slot by slot, and what it proposes from them.
+
+    verify ──seen──> open ──accepted──> waiting ──settle──> ring (window + block rows a slot)
+    prefill ──primed──────────────────> waiting       └── take/restore: tails of snapshots, as for sliding layers
+
+Only committed rows enter. A slot whose rows have a gap (some were decoded by another drafter) is not *covered* until the
+rows after the gap fill a whole tail: it proposes nothing, since the window would be short (R-D2). A snapshot taken of
+such a slot has no tail, which is not the same as an empty one (R-G4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import torch
+from torch import Tensor
+
+from services.gpu_worker.engine.batch import BlockAsk
+from services.gpu_worker.engine.cache.ring_pool import RingPool
+from services.gpu_worker.engine.config import BLOCK_ROWS
+from services.gpu_worker.engine.models.block import BlockDrafter, ContextView
+from services.gpu_worker.engine.models.block_config import BlockDims
+from services.gpu_worker.engine.models.block_heads import BlockHeads, Proposal
+from services.gpu_worker.engine.models.family import Model
+from shared.errors import EngineFault
+
+BACKLOG_ROWS: Final = 32
+"""Committed rows of a slot that wait before they are taken in even though no draft was asked for."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TailShape:
+    """The ring of a drafter: a tail is the window and a block."""
+
+    window_layers: int
+    window: int
+    kv_heads: int
+    head_dim: int
+
+    @classmethod
+    def of(cls, dims: BlockDims) -> TailShape:
+        return cls(
+            window_layers=dims.layers,
+            window=dims.tail_rows + 1,  # a ring's tail is its window without the row itself
+            kv_heads=dims.kv_heads,
+            head_dim=dims.head_dim,
+        )
+
+
+class _Rows(NamedTuple):
+    """Rows from `start` on: tapped ones [n, taps * H], or features [n, H]."""
+
+    start: int
+    values: Tensor
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.values)
+
+
+class BlockContext:
+    """One an engine. Not thread-safe: the engine's thread owns it."""
+
+    def __init__(self, drafter: BlockDrafter, target: Model, *, num_slots: int, num_snapshots: int) -> None:
+        self.drafter = drafter
+        self.dims = drafter.dims
+        self._target = target
+        self._heads = BlockHeads(drafter, target)
+        where = drafter.placement
+        self.ring = RingPool(
+            TailShape.of(drafter.dims),
+            num_slots,
+            num_snapshots,
+            prefill_rows=BLOCK_ROWS,
+            max_verify=1,
+            dtype=where.dtype,
+            device=where.device,
+        )
+        self._present = [False] * num_snapshots
+        self._open: dict[int, _Rows] = {}
+        self._tapped: dict[int, list[_Rows]] = {}
+        self._features: dict[int, list[_Rows]] = {}
+        self._mask = drafter.mask_row
+        self.passes = 0
+        """Blocks drafted, ever."""
+
+    # -- rows come in -------------------------------------------------------------------------------------------
+
+    def primed(self, slot: int, start: int, taps: Tensor, *, defer: bool = False) -> None:
+        """Prompt rows from `start` on were computed; `taps` [n, taps * H]. `defer` = they wait for `settle`."""
+        kept = taps[-self._capacity :]
+        rows = _Rows(start + len(taps) - len(kept), self.drafter.features(kept))
+        self._features.setdefault(slot, []).append(rows)
+        if not defer:
+            self.settle([slot])
+
+    def seen(self, slot: int, start: int, taps: Tensor) -> None:
+        """A verify ran rows from `start` on, which `accepted` commits or not."""
+        self._open[slot] = _Rows(start, taps)
+
+    def accepted(self, slot: int, count: int) -> None:
+        """The first `count` rows of the slot's last verify were committed. Nothing, if it was not tapped."""
+        rows = self._open.pop(slot, None)
+        if rows is None or not count:
+            return
+        waiting = self._tapped.setdefault(slot, [])
+        waiting.append(_Rows(rows.start, rows.values[:count]))
+        if sum(len(part.values) for part in waiting) >= BACKLOG_ROWS and slot not in self._features:
+            self.settle([slot])
+
+    def settle(self, slots: Sequence[int], *, upto: int | None = None) -> None:
+        """Take in what waits; with `upto`, of one slot, the rows before that position alone."""
+        tapped = [(slot, rows) for slot in slots for rows in self._tapped.pop(slot, ())]
+        if tapped:
+            features = self.drafter.features(torch.cat([rows.values for _, rows in tapped]))
+            parts = features.split([len(rows.values) for _, rows in tapped])
+            for (slot, rows), part in zip(tapped, parts, strict=True):
+                self._features.setdefault(slot, []).append(_Rows(rows.start, part))
+        due = [(slot, rows) for slot in slots for rows in self._features.pop(slot, ())]
+        if upto is not None:
+            later = [(slot, _after(rows, upto)) for slot, rows in due if rows.end > upto]
+            due = [(slot, _before(rows, upto)) for slot, rows in due if rows.start < upto]
+            for slot, rows in later:
+                self._features.setdefault(slot, []).append(rows)
+        if due:
+            self._write(due)
+
+    def waiting(self, slot: int) -> int:
+        """Committed rows that are not taken in."""
+        parts = [*self._tapped.get(slot, ()), *self._features.get(slot, ())]
+        return sum(len(part.values) for part in parts)
+
+    def covers(self, slot: int, position: int) -> bool:
+        """Whether the drafter has, or will have once settled, all that a block at `position` sees."""
+        parts = [*self._features.get(slot, ()), *self._tapped.get(slot, ())]
+        low, end = self.ring.low(slot), self.ring.end(slot)
+        for part in parts:
+            low, end = (low if part.start == end else part.start), part.end
+        return end == position and low <= max(0, position - self.dims.tail_rows)
+
+    def _write(self, due: Sequence[tuple[int, _Rows]]) -> None:
+        positions, places, features = [], [], []
+        for slot, rows in due:
+            if rows.start != self.ring.end(slot):
+                self.ring.begin(slot, rows.start)
+            self.ring.wrote(slot, rows.end)
+        for slot, rows in due:  # those that later ones of the same slot overwrite are left out
+            first = max(rows.start, self.ring.low(slot))
+            if first < rows.end:
+                features.append(rows.values[first - rows.start :])
+                positions.append(torch.arange(first, rows.end, device=rows.values.device))
+                places.append(self.ring.places(slot, first, rows.end))
+        keys, values = self.drafter.context_rows(torch.cat(features), torch.cat(positions))
+        blocks, offsets = (torch.cat(parts) for parts in zip(*places, strict=True))
+        self.ring.k[:, blocks, :, offsets] = keys
+        self.ring.v[:, blocks, :, offsets] = values
+
+    @property
+    def _capacity(self) -> int:
+        """Rows of a ring, whatever the position of the newest one in its block."""
+        return (self.ring.blocks_each - 1) * BLOCK_ROWS
+
+    # -- drafts -------------------------------------------------------------------------------------------------
+
+    def propose(self, asks: Sequence[BlockAsk]) -> list[Proposal]:
+        """One pass over the blocks of all that ask. Raises EngineFault when a slot is not covered."""
+        slots = [ask.slot for ask in asks]
+        self.settle(slots)
+        for ask in asks:
+            if not self.covers(ask.slot, ask.start):
+                raise EngineFault(f"a block at {ask.start}: slot {ask.slot} does not have its window's rows")
+        self.passes += len(asks)
+        y = self.drafter.forward(self._embedded([ask.anchor for ask in asks]), self._view(asks))
+        return self._heads.propose(y, max(ask.k for ask in asks))
+
+    def _embedded(self, anchors: Sequence[int]) -> Tensor:
+        """[S, B, H]: anchors, then masks."""
+        device = self.ring.k.device
+        rows = self._target.embed(torch.tensor([*anchors, self.dims.mask_token], device=device))
+        mask = rows[-1] if self._mask is None else self._mask
+        x = mask.expand(len(anchors), self.dims.block, -1).clone()
+        x[:, 0] = rows[:-1]
+        return x
+
+    def _view(self, asks: Sequence[BlockAsk]) -> ContextView:
+        ring, dims, device = self.ring, self.dims, self.ring.k.device
+        rows = ring.blocks_each * BLOCK_ROWS
+        starts = torch.tensor([[ask.start] for ask in asks])
+        lows = torch.tensor([[ring.low(ask.slot)] for ask in asks])
+        newest = starts - 1
+        held = newest - (newest - torch.arange(rows)) % rows  # which position each row of a ring holds
+        steps = torch.arange(dims.block)
+        own = starts + steps
+        context = (held[:, None] <= own[:, :, None] - dims.window) | (held < lows)[:, None]
+        ahead = steps[None, :] > steps[:, None] if dims.causal else torch.zeros(1, 1, dtype=torch.bool)
+        block = ahead.expand(len(asks), dims.block, dims.block)
+        hidden = torch.cat([context, block], dim=2)[:, None, None].to(device)
+        slots = torch.tensor([ask.slot for ask in asks], device=device)
+        positions = own.flatten().clamp_(max=len(self.drafter.rope) - 1).to(device)
+        return ContextView(
+            keys=[self._of_slots(plane, slots) for plane in ring.k],
+            values=[self._of_slots(plane, slots) for plane in ring.v],
+            hidden=hidden,
+            cos_sin=self.drafter.rope.index_select(0, positions),
+        )
+
+    def _of_slots(self, plane: Tensor, slots: Tensor) -> Tensor:
+        """[slots * blocks, kv_heads, 64, head_dim] -> [S, kv_heads, rows, head_dim]."""
+        blocks = plane.view(self.ring.num_slots, self.ring.blocks_each, *plane.shape[1:])
+        return blocks.index_select(0, slots).transpose(1, 2).flatten(2, 3)
+
+    # -- the slot's memory --------------------------------------------------------------------------------------
+
+    @property
+    def tail_bytes(self) -> int:
+        """Bytes of one tail: layers x (window + block) rows x KV heads x head x bytes x 2."""
+        return self.ring.tail_bytes
+
+    @property
+    def tail_size(self) -> int:
+        """Elements of one tail."""
+        return self.ring.tail_size
+
+    def reset(self, slot: int) -> None:
+        """No rows."""
+        self._forget(slot)
+        self.ring.reset(slot)
+
+    def take(self, slot: int, snapshot: int, position: int) -> None:
+        """Keep the tail at `position`, if the drafter has it by now; rows that wait by intent are not taken in."""
+        if slot not in self._features:
+            self.settle([slot])
+        self._present[snapshot] = self._covered(slot, position)
+        if self._present[snapshot]:
+            self.ring.take(slot, snapshot, position)
+
+    def complete(self, slot: int, snapshot: int, position: int) -> bool:
+        """Give a snapshot taken at `position` the tail that it lacks, as far as rows wait for it. False: it has none."""
+        if not self._present[snapshot]:
+            self.settle([slot], upto=position)
+            self._present[snapshot] = self._covered(slot, position)
+            if self._present[snapshot]:
+                self.ring.take(slot, snapshot, position)
+        return self._present[snapshot]
+
+    def has_tail(self, snapshot: int) -> bool:
+        """Whether a snapshot has a draft tail."""
+        return self._present[snapshot]
+
+    def restore(self, snapshot: int, slot: int, position: int) -> None:
+        """Make the slot's rows those of the snapshot's tail, or none."""
+        self._forget(slot)
+        if self._present[snapshot]:
+            self.ring.restore(snapshot, slot, position)
+        else:
+            self.ring.begin(slot, position)
+
+    def read(self, snapshot: int) -> Tensor:
+        """Copy a tail out, flat; one that is not there is told by NaN."""
+        values = self.ring.read(snapshot)
+        return values if self._present[snapshot] else torch.full_like(values, torch.nan)
+
+    def write(self, snapshot: int, values: Tensor) -> None:
+        """Copy into a tail what `read` answered."""
+        self._present[snapshot] = not bool(torch.isnan(values[0]))
+        self.ring.write(snapshot, values)
+
+    def _covered(self, slot: int, position: int) -> bool:
+        return position <= self.ring.end(slot) and self.ring.low(slot) <= max(
+            0, position - self.dims.tail_rows
+        )
+
+    def _forget(self, slot: int) -> None:
+        for rows in (self._open, self._tapped, self._features):
+            rows.pop(slot, None)
+
+
+def _before(rows: _Rows, position: int) -> _Rows:
+    return _Rows(rows.start, rows.values[: position - rows.start])
+
+
+def _after(rows: _Rows, position: int) -> _Rows:
+    first = max(0, position - rows.start)
+    return _Rows(rows.start + first, rows.values[first:])
