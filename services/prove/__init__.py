@@ -9,7 +9,7 @@
     families  claims that are no value of an axis, by their own trials    report    table, evidence object
     shards    the parts of a run, each in a process                       command   the command line
     turns     the family of `reuse = "decode"`                            trial     one trial of a family
-    rules     how tokens are picked
+    drafts    the family of drafters on families of models                rules     how tokens are picked
 
 To add something to be shown:
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from services.prove import turns
+from services.prove import drafts, turns
 from services.prove.compare import Verdict, crashed
 from services.prove.trial import Trial
 
@@ -26,7 +26,10 @@ class TrialOutcome:
 Family = Callable[[bool, int], Sequence[Trial]]
 """(whole run, seed) -> its trials; few and cheap ones for `--quick`. The same arguments give the same trials."""
 
-FAMILIES: Final[Mapping[str, Family]] = {"turns that go on from what was decoded": turns.family}
+FAMILIES: Final[Mapping[str, Family]] = {
+    "turns that go on from what was decoded": turns.family,
+    "every drafter on every family of models": drafts.family,
+}
 """By the name that the table and the evidence tell."""
 
 

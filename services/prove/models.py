@@ -1,4 +1,4 @@
-"""What `prove` asks: the pocket model that ships, and tiny random ones with its vocabulary, a hybrid and one with windows."""
+"""What `prove` asks: the pocket model that ships, and tiny random ones of every family with its vocabulary."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ from pathlib import Path
 from typing import Final
 
 from services.gpu_worker.engine.config import FULL, LINEAR, ModelDims
-from services.gpu_worker.engine.models.dense_config import GEMMA3
+from services.gpu_worker.engine.models.dense_config import GEMMA3, LLAMA
+from services.gpu_worker.engine.models.latent_config import GLM_LITE
 from services.gpu_worker.engine.models.loader import LoadedModel, load_model
 from services.gpu_worker.engine.models.random import TINY, write_random_model
 from services.gpu_worker.engine.models.random_dense import dense_hf_config, write_random_dense
+from services.gpu_worker.engine.models.random_latent import latent_hf_config, write_random_latent
+from services.gpu_worker.engine.models.random_next import EXPERTS, next_hf_config, write_random_next
 from services.gpu_worker.engine.placement import Placement, place
 from shared.config import POCKET
 
@@ -39,10 +42,13 @@ def smallest() -> LoadedModel:
 
 
 def _random(dims: ModelDims) -> LoadedModel:
+    return _written(lambda path: write_random_model(path, dims, seed=RANDOM_SEED))
+
+
+def _written(write: Callable[[Path], Path]) -> LoadedModel:
+    """What a builder writes into an empty folder."""
     with tempfile.TemporaryDirectory() as folder:
-        return load_model(
-            write_random_model(Path(folder) / "model", dims, seed=RANDOM_SEED), placement=_placement()
-        )
+        return load_model(write(Path(folder) / "model"), placement=_placement())
 
 
 def _placement() -> Placement:
@@ -59,9 +65,28 @@ def pocket() -> LoadedModel:
 def windowed() -> LoadedModel:
     """Random weights, three sliding layers and a full one, a window of a block and a half."""
     config = dense_hf_config(GEMMA3, vocab_size=VOCAB)
-    with tempfile.TemporaryDirectory() as folder:
-        path = write_random_dense(Path(folder) / "model", config, seed=RANDOM_SEED)
-        return load_model(path, placement=_placement())
+    return _written(lambda path: write_random_dense(path, config, seed=RANDOM_SEED))
+
+
+@cache
+def llama() -> LoadedModel:
+    """Random weights: what most people run, dense attention and nothing else."""
+    config = dense_hf_config(LLAMA, vocab_size=VOCAB)
+    return _written(lambda path: write_random_dense(path, config, seed=RANDOM_SEED))
+
+
+@cache
+def qwen3_next() -> LoadedModel:
+    """Random weights: a hybrid whose feed-forward layers are mixtures, with an MTP head."""
+    config = next_hf_config(replace(TINY, vocab=VOCAB), **EXPERTS)
+    return _written(lambda path: write_random_next(path, config, seed=RANDOM_SEED))
+
+
+@cache
+def latent() -> LoadedModel:
+    """Random weights: latent attention, mixtures with a biased router, an MTP head."""
+    config = latent_hf_config(GLM_LITE, vocab_size=VOCAB)
+    return _written(lambda path: write_random_latent(path, config, seed=RANDOM_SEED))
 
 
 MODELS: Final[Mapping[str, Callable[[], LoadedModel]]] = {
@@ -69,3 +94,22 @@ MODELS: Final[Mapping[str, Callable[[], LoadedModel]]] = {
     "pocket": pocket,
     "window": windowed,
 }
+"""Those that are a value of the axis."""
+
+EVERY: Final[Mapping[str, Callable[[], LoadedModel]]] = {
+    **MODELS,
+    "llama": llama,
+    "qwen3-next": qwen3_next,
+    "latent": latent,
+}
+"""A model of each family."""
+
+HAS: Final[Mapping[str, tuple[str, ...]]] = {
+    "tiny": ("mtp", "ngram"),
+    "pocket": ("mtp", "ngram"),
+    "window": ("ngram",),
+    "llama": ("ngram",),
+    "qwen3-next": ("mtp", "ngram"),
+    "latent": ("mtp", "ngram"),
+}
+"""The kinds of drafters that there are for each."""

@@ -28,6 +28,11 @@ def made(cells: list[Cell], most: int) -> list[Shard]:
     return cut(cells, most, everything=False, seed=1)
 
 
+def with_few_trials(parts: list[Shard]) -> list[Shard]:
+    """One trial of the families each, as if there were many more parts."""
+    return [replace(part, of=1000) for part in parts]
+
+
 def test_every_cell_is_in_one_shard_and_no_reference_in_two() -> None:
     cells = quick(1)
     parts = made(cells, 2)
@@ -54,7 +59,7 @@ def test_few_cells_are_not_cut() -> None:
 
 def test_the_sums_do_not_depend_on_the_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shards, "LEAST_CELLS", 2)
-    parts = made(CELLS, 2)
+    parts = with_few_trials(made(CELLS, 2))
     apart = run(parts)
     monkeypatch.setattr("os.cpu_count", lambda: 1)
     assert run(parts).results() == apart.results()
@@ -63,7 +68,7 @@ def test_the_sums_do_not_depend_on_the_processes(monkeypatch: pytest.MonkeyPatch
 
 
 def test_merging_adds_everything() -> None:
-    one = play(made(CELLS, 1)[0])
+    one = play(with_few_trials(made(CELLS, 1))[0])
     both = Tally()
     for _ in range(2):
         both.merge(pickle.loads(pickle.dumps(one)))

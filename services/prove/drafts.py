@@ -1,0 +1,161 @@
+"""Every drafter on every family of models, greedy and sampled: drafts decide how fast a stream comes, never what it says
+(C1.4).
+
+A trial is one engine and one way to draft. Requests of several rules run together in it, cold, and then again from what
+the cache kept. Each is compared with the same request alone, cold and without a drafter. That the way was tried at all is
+compared as well: drafts were made, and the second run found its prompts cached.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Final
+
+from services.gpu_worker.engine.config import BLOCK_ROWS, EngineConfig
+from services.gpu_worker.engine.limits import EngineLimits
+from services.gpu_worker.engine.requests import GenerateRequest
+from services.prove.axes import DRAFTERS
+from services.prove.compare import Difference, Exam, Verdict, judge
+from services.prove.driver import Driver, Record, WatchedEngine
+from services.prove.models import EVERY, HAS
+from services.prove.prompts import prompt
+from services.prove.rules import RULES, TOP
+from services.prove.trial import Trial
+from shared.protocol.chain import chain
+
+ROOT: Final = b"\x53" * 32
+SAID: Final = 24
+CAST: Final = (
+    ("repeated text", "greedy, logprobs", 100),
+    ("on the grid", "sampled", 130),
+    ("tool call", "few ids", 71),
+    ("unicode", "sampled, truncated", 66),
+)
+"""(prompt, rule, how much of the prompt is asked)."""
+
+ALONE: Final = EngineLimits(burst_rounds=1, busy_burst_rounds=1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pace:
+    """Chunks and bursts of a trial."""
+
+    chunk: int
+    rounds: int
+
+    def __str__(self) -> str:
+        return f"chunk {self.chunk}, {self.rounds} rounds"
+
+
+QUICK: Final = ("mtp K=3", "n-gram K=7")
+
+PACES: Final = (Pace(chunk=128, rounds=7), Pace(chunk=64, rounds=1))
+
+
+def family(everything: bool, seed: int) -> list[Trial]:
+    """See `families.Family`. Nothing is drawn, so the seed says nothing."""
+    ways = [name for name, way in DRAFTERS.items() if way.k] if everything else QUICK
+    return [
+        _trial(model, drafter, pace)
+        for model in EVERY
+        for drafter in ways
+        if DRAFTERS[drafter].kind in HAS[model]
+        for pace in (PACES if everything else PACES[:1])
+    ]
+
+
+def tried(model: str, drafter: str, pace: Pace) -> Verdict:
+    """Run the cast twice in one engine and compare."""
+    verdict, plain = Verdict(), reference(model)
+    driver = Driver(_engine(model, len(CAST), pace))
+    for turn in ("cold", "again"):
+        requests = [_request(turn, number, drafter, scored=turn == "cold") for number in range(len(CAST))]
+        driver.run(requests)
+        records = [driver.records[request.key] for request in requests]
+        name = f"{turn}: {model} / {drafter} / {pace}"
+        for number, (expected, got) in enumerate(zip(plain, records, strict=True)):
+            _compare(f"{CAST[number][1]}, {name}", expected, got, verdict)
+        kept = sum(record.cached_tokens > 0 for record in records)
+        _happened("prompts found cached", name, kept if turn == "again" else len(CAST), len(CAST), verdict)
+        drafted = sum(record.end.telemetry.drafted for record in records)
+        _happened("drafts", name, min(drafted, 1), 1, verdict)
+    driver.clear()
+    return verdict
+
+
+@cache
+def reference(model: str) -> tuple[Record, ...]:
+    """Every request of the cast alone, cold, without a drafter, in the smallest chunks. Made once a process."""
+    records = []
+    for number in range(len(CAST)):
+        driver = Driver(_engine(model, 1, PACES[-1], ALONE))
+        request = replace(_request("plain", number, "none"), use_cache=False, top_logprobs=TOP)
+        driver.run([request])
+        records.append(driver.records[request.key])
+    return tuple(records)
+
+
+def _trial(model: str, drafter: str, pace: Pace) -> Trial:
+    return Trial(name=f"{model} / {drafter} / {pace}", run=lambda: tried(model, drafter, pace))
+
+
+def _compare(name: str, expected: Record, got: Record, verdict: Verdict) -> None:
+    exam = Exam(
+        cell=name,
+        request_id=name,
+        prompt_tokens=expected.end.prompt_tokens,
+        known=0,
+        logprobs=got.logprobs is not None,
+        cached_tokens=got.cached_tokens,
+        gap=lambda index, want, have: None,
+    )
+    part = judge(exam, expected, got)
+    verdict.compared += part.compared
+    verdict.differences += part.differences
+
+
+def _happened(what: str, name: str, count: int, least: int, verdict: Verdict) -> None:
+    verdict.compared[what] += 1
+    if count < least:
+        verdict.differences.append(
+            Difference(
+                cell=name, request_id=name, kind=what, position=None, expected=str(least), got=str(count)
+            )
+        )
+
+
+def _request(name: str, number: int, drafter: str, *, scored: bool = False) -> GenerateRequest:
+    """`scored`: with log probabilities, if the rule has them. Without, a card may pick by itself."""
+    asked, rule, length = CAST[number]
+    tokens = prompt(asked)[:length]
+    return GenerateRequest(
+        request_id=f"{name}/{number}",
+        root=ROOT,
+        tokens=tokens,
+        chain=chain(ROOT, tokens),
+        sampling=RULES[rule].sampling,
+        max_tokens=SAID,
+        top_logprobs=TOP if scored and RULES[rule].logprobs else None,
+        **DRAFTERS[drafter].fields(),
+    )
+
+
+def _engine(model: str, together: int, pace: Pace, limits: EngineLimits | None = None) -> WatchedEngine:
+    rows = max(length for *_, length in CAST) + SAID
+    config = EngineConfig(
+        num_blocks=3 * together * -(-rows // BLOCK_ROWS),
+        num_slots=together,
+        num_snapshots=2 * len(CAST),
+        max_batch=together,
+        prefill_chunk=pace.chunk,
+        max_context=-(-rows // BLOCK_ROWS) * BLOCK_ROWS,
+    )
+    drafting = EngineLimits(
+        burst_rounds=pace.rounds,
+        busy_burst_rounds=pace.rounds,
+        draft_cost=0.0,
+        ngram_cost=0.0,
+        floor=0.0,
+    )
+    return WatchedEngine(config, EVERY[model](), limits=limits or drafting)
