@@ -2,9 +2,10 @@
 
 What has work is heard (a bell for every new request) and looked for (redeliveries ring no bell, and a bell can be missed).
 One request is taken at a time, so what nobody has room for stays in the queue; but for the first of a tenant that has
-nothing here, once others had the time to take it. While nothing is known to wait, one long poll stands on the worker's own
-subject: in its pull group the owner goes before the others (`shared.protocol.subjects`), who take only what the owner has
-left there from one look to the next, because it is full, or gone.
+nothing here, once others had the time to take it. While nothing is known to wait, long polls stand (`services.gpu_worker.posts`):
+one on the worker's own subject, where in its pull group the owner goes before the others (`shared.protocol.subjects`), who
+take only what the owner has left there from one look to the next, because it is full, or gone; and some on the shared
+subjects that were heard of last.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+from services.gpu_worker.posts import Posts
 from services.gpu_worker.room import Room
 from services.gpu_worker.turns import Turns
 from shared.errors import BurstlineError
@@ -51,7 +53,9 @@ class Puller:
         `taken` is told the queue of every delivery, `seen` what every look saw: requests by subject, claimed or not.
         `gone`: has no worker of a fingerprint (its first 16 digits) been left, so that its requests are anybody's."""
         self._transport = transport
-        self._own = own
+        self._consumers = {
+            subjects.request_to(fingerprint, worker_id): own
+        }  # at most every lane of every priority
         self._room = room
         self._start = start
         self._everything = subjects.queued(fingerprint)
@@ -64,14 +68,14 @@ class Puller:
         self._gone = gone
         self._looks = 0
         self._turns = Turns(self._own_subject)
-        self._poll: asyncio.Task[list[Delivery]] | None = None
+        self._posts = Posts(self._own_subject, self._poll)
         self._wake = asyncio.Event()
         self._stopping = False
         self._outage = Outage(log, "pulls of work")
         room.on_free = self._wake.set
 
     def stop(self) -> None:
-        """Pull no more; `run` returns when the poll under way is over."""
+        """Pull no more; `run` returns when the polls under way are over."""
         self._stopping = True
         self._wake.set()
 
@@ -81,7 +85,7 @@ class Puller:
         """Hear of new requests. Ends with the subscription, which is a fault."""
         async for bell in bells:
             subject = subjects.rung(bell.subject)
-            if subject != self._own_subject or self._poll is None:
+            if not self._posts.answers(subject):
                 self._turns.heard(subject)
                 self._wake.set()
         raise BurstlineError("the subscription to new requests ended")
@@ -116,18 +120,17 @@ class Puller:
         """Pull until `stop`."""
         try:
             while not self._stopping:
-                await self._accept_poll()
+                await self._accept_posts()
                 subject = self._turns.next() if self._room.free > 0 else None
                 if subject is not None:
                     await self._take(subject)
                 elif not await self._take_newcomers():
                     await self._rest()
-            if self._poll is not None:
-                await asyncio.wait((self._poll,))
-                await self._accept_poll()
+            while self._posts.standing:
+                await asyncio.wait(self._posts.standing, return_when=asyncio.FIRST_COMPLETED)
+                await self._accept_posts()
         finally:
-            if self._poll is not None:
-                self._poll.cancel()
+            await self._posts.cancel()
 
     async def _take_newcomers(self) -> bool:
         """The room is full: the first of every subject of which nothing is here. Whether there was any."""
@@ -157,30 +160,34 @@ class Puller:
         await self._accept((delivery,))
 
     async def _rest(self) -> None:
-        """Until there may be something to do, with a long poll on the own subject if there is room."""
-        if self._poll is None and self._room.free > 0:
-            self._poll = asyncio.create_task(self._fetch())
+        """Until there may be something to do, with long polls if there is room."""
+        self._posts.fill(self._room.free)
         waking = asyncio.create_task(self._wake.wait())
-        waits: set[asyncio.Task[Any]] = {waking} if self._poll is None else {waking, self._poll}
+        waits: list[asyncio.Task[Any]] = [waking, *self._posts.standing]
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         finally:
             waking.cancel()
         self._wake.clear()
 
-    async def _fetch(self) -> list[Delivery]:
+    async def _poll(self, subject: str) -> list[Delivery]:
+        """One request of a subject, waiting for it; none after a while, or after a fault."""
         try:
-            return await self._own.fetch(limit=1, timeout=self._wait_s)
+            if subject not in self._consumers:
+                spec = subjects.work_consumer(subject, ack_wait_s=self._ack_wait_s)
+                self._consumers[subject] = await self._transport.ensure_consumer(spec)
+            return await self._consumers[subject].fetch(limit=1, timeout=self._wait_s)
         except BurstlineError as error:
             self._outage.failed(error.code)
             await asyncio.sleep(_FAULT_PAUSE_S)
             return []
 
-    async def _accept_poll(self) -> None:
-        """What the long poll brought, if it is over."""
-        if self._poll is not None and self._poll.done():
-            poll, self._poll = self._poll, None
-            await self._accept(poll.result())
+    async def _accept_posts(self) -> None:
+        """What the long polls brought that are over."""
+        for subject, deliveries, rung in self._posts.over():
+            if rung and not deliveries:  # mostly it went to another worker
+                self._turns.heard(subject)
+            await self._accept(deliveries)
 
     async def _accept(self, deliveries: Sequence[Delivery]) -> None:
         """Start them; what comes when the room is gone is handed back at once."""

@@ -188,3 +188,47 @@ async def test_the_end_starts_nothing_more(limit: int) -> None:
     assert desk.started == []
     again = await desk.transport.take(subjects.work_consumer(OWN, ack_wait_s=15))
     assert again is not None  # handed back, or never taken
+
+
+async def _polling(desk: _Desk, subject: str) -> None:
+    """Wait until a long poll stands on a subject."""
+    durable = subjects.work_consumer(subject, ack_wait_s=15).durable
+    consumers = desk.transport.server.streams[subjects.REQUESTS.name].consumers
+    await until(lambda: durable in consumers and consumers[durable].waiters == 1)
+
+
+async def test_a_poll_stands_where_something_came_and_brings_the_next_unasked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with _desk(8, look_s=60) as desk:
+        await desk.put("first")
+        await _polling(desk, subjects.request_shared(FINGERPRINT, "normal", "t"))
+
+        async def asked(*given: object, **named: object) -> Delivery | None:
+            raise AssertionError("it was asked for")
+
+        monkeypatch.setattr(desk.transport, "take", asked)
+        for name in ("second", "third"):
+            await desk.put(name)
+            await until(lambda name=name: desk.started[-1:] == [name])
+            await _polling(desk, subjects.request_shared(FINGERPRINT, "normal", "t"))
+
+
+async def test_a_poll_brings_one_and_those_who_came_with_it_are_asked_for() -> None:
+    async with _desk(8, look_s=60) as desk:
+        await desk.put("first")
+        await _polling(desk, subjects.request_shared(FINGERPRINT, "normal", "t"))
+        for number in range(4):
+            await desk.put(f"n{number}")
+        await until(lambda: len(desk.started) == 5)
+
+
+async def test_no_more_polls_stand_than_there_are_places() -> None:
+    """Else a poll would bring what there is no room for, and another worker would have to wait for it."""
+    async with _desk(3, look_s=60) as desk:
+        for tenant in ("a", "b"):
+            await desk.put(tenant, tenant=tenant)
+        await until(lambda: sorted(desk.started) == ["a", "b"])
+        await _polling(desk, OWN)
+        consumers = desk.transport.server.streams[subjects.REQUESTS.name].consumers
+        assert sum(consumer.waiters for consumer in consumers.values()) == 1

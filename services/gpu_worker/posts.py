@@ -1,0 +1,80 @@
+"""Long polls that stand while nothing is known to wait, so that a request comes without being asked for.
+
+One on the worker's own subject, and some on the shared subjects that it heard of last: a lone request then costs no
+round trip between its bell and its delivery. Each poll may bring a request, so there are never more than places for
+them; what comes in spite of that, since the room filled meanwhile, is handed back. The server serves the polls of several
+workers in the order in which they came, so those who are idle share a subject.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+from shared.protocol import subjects
+from shared.transport.base import Delivery
+
+MOST_SHARED: Final = 4
+"""Shared subjects with a poll of a worker: each costs the server a request in every long poll's time."""
+
+_Task: TypeAlias = asyncio.Task[Sequence[Delivery]]
+
+
+@dataclass
+class _Post:
+    poll: _Task
+    rung: bool = False  # the next request is told already, and is this poll's
+
+
+class Posts:
+    """Belongs to the event loop, and to one `Puller`."""
+
+    def __init__(self, own: str, poll: Callable[[str], Coroutine[Any, Any, Sequence[Delivery]]]) -> None:
+        """`own` is the worker's own subject; `poll` waits for one request of a subject, for a time."""
+        self._own: Final = own
+        self._poll: Final = poll
+        self._heard: Final[OrderedDict[str, None]] = OrderedDict()  # shared subjects, the last one last
+        self._posts: Final[dict[str, _Post]] = {}
+
+    @property
+    def standing(self) -> Collection[_Task]:
+        """The polls under way, or over and not yet asked for."""
+        return [post.poll for post in self._posts.values()]
+
+    def answers(self, subject: str) -> bool:
+        """Something came on a subject: whether a poll that stands there will bring it. It brings one; who comes after it
+        is to be asked for."""
+        if subjects.queue_of(subject) in subjects.PRIORITIES:
+            self._heard[subject] = None
+            self._heard.move_to_end(subject)
+            while len(self._heard) > MOST_SHARED:
+                self._heard.popitem(last=False)
+        post = self._posts.get(subject)
+        if post is None or post.rung:
+            return False
+        post.rung = True
+        return True
+
+    def fill(self, places: int) -> None:
+        """Let polls stand, the own one first, as long as there are more places than polls."""
+        for subject in (self._own, *reversed(self._heard)):
+            if len(self._posts) >= places:
+                return
+            if subject not in self._posts:
+                self._posts[subject] = _Post(asyncio.create_task(self._poll(subject)))
+
+    def over(self) -> Iterator[tuple[str, Sequence[Delivery], bool]]:
+        """Each poll that is over, once: its subject, what it brought, and whether it was told of to bring something."""
+        for subject in [name for name, post in self._posts.items() if post.poll.done()]:
+            post = self._posts.pop(subject)
+            yield subject, post.poll.result(), post.rung
+
+    async def cancel(self) -> None:
+        """Give up what stands."""
+        polls = self.standing
+        for poll in polls:
+            poll.cancel()
+        await asyncio.gather(*polls, return_exceptions=True)
