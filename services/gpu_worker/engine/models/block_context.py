@@ -82,6 +82,8 @@ class BlockContext:
         self._open: dict[int, _Rows] = {}
         self._tapped: dict[int, list[_Rows]] = {}
         self._features: dict[int, list[_Rows]] = {}
+        self._wanted: dict[int, list[int]] = {}
+        """Positions at which a snapshot waits for its tail."""
         self._mask = drafter.mask_row
         self.passes = 0
         """Blocks drafted, ever."""
@@ -95,6 +97,13 @@ class BlockContext:
         self._features.setdefault(slot, []).append(rows)
         if not defer:
             self.settle([slot])
+            return
+        wanted = [rows.end, *self._wanted.get(slot, ())]
+        self._features[slot] = [
+            part
+            for part in self._features[slot]
+            if any(part.start < position and part.end > position - self.dims.tail_rows for position in wanted)
+        ]
 
     def seen(self, slot: int, start: int, taps: Tensor) -> None:
         """A verify ran rows from `start` on, which `accepted` commits or not."""
@@ -119,6 +128,9 @@ class BlockContext:
             for (slot, rows), part in zip(tapped, parts, strict=True):
                 self._features.setdefault(slot, []).append(_Rows(rows.start, part))
         due = [(slot, rows) for slot in slots for rows in self._features.pop(slot, ())]
+        if upto is None:
+            for slot in slots:
+                self._wanted.pop(slot, None)
         if upto is not None:
             later = [(slot, _after(rows, upto)) for slot, rows in due if rows.end > upto]
             due = [(slot, _before(rows, upto)) for slot, rows in due if rows.start < upto]
@@ -197,11 +209,13 @@ class BlockContext:
         ahead = steps[None, :] > steps[:, None] if dims.causal else torch.zeros(1, 1, dtype=torch.bool)
         block = ahead.expand(len(asks), dims.block, dims.block)
         hidden = torch.cat([context, block], dim=2)[:, None, None].to(device)
+        gone = (held < lows)[:, None, :, None].to(device)
         slots = torch.tensor([ask.slot for ask in asks], device=device)
         positions = own.flatten().clamp_(max=len(self.drafter.rope) - 1).to(device)
         return ContextView(
             keys=[self._of_slots(plane, slots) for plane in ring.k],
-            values=[self._of_slots(plane, slots) for plane in ring.v],
+            # What others left in the ring has no weight, but a NaN of theirs would still be one.
+            values=[self._of_slots(plane, slots).masked_fill_(gone, 0.0) for plane in ring.v],
             hidden=hidden,
             cos_sin=self.drafter.rope.index_select(0, positions),
         )
@@ -235,6 +249,8 @@ class BlockContext:
         self._present[snapshot] = self._covered(slot, position)
         if self._present[snapshot]:
             self.ring.take(slot, snapshot, position)
+        elif slot in self._features:
+            self._wanted.setdefault(slot, []).append(position)
 
     def complete(self, slot: int, snapshot: int, position: int) -> bool:
         """Give a snapshot taken at `position` the tail that it lacks, as far as rows wait for it. False: it has none."""
@@ -273,7 +289,7 @@ class BlockContext:
         )
 
     def _forget(self, slot: int) -> None:
-        for rows in (self._open, self._tapped, self._features):
+        for rows in (self._open, self._tapped, self._features, self._wanted):
             rows.pop(slot, None)
 
 
