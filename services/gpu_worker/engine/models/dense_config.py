@@ -120,7 +120,6 @@ def _refuse(kind: str, text: Mapping[str, Any], heads: int, kv_heads: int, head_
         "use_bidirectional_attention: only causal attention is computed": bool(
             text.get("use_bidirectional_attention")
         ),
-        "quantization_config: only 16- and 32-bit floats are computed": bool(text.get("quantization_config")),
     }
     wrong = [fault for fault, broken in faults.items() if broken]
     if wrong:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from services.gpu_worker.engine.config import Latent, ModelDims
 from services.gpu_worker.engine.models.expert_tensors import expert_shapes
 from services.gpu_worker.engine.models.tensors import Shapes, mlp_shapes
+
+INDEXER: Final = r"model\.layers\.\d+\.self_attn\.indexer\..*"
+"""Of sparse attention, which is not computed (`latent_config`)."""
 
 
 def latent_shapes(dims: ModelDims) -> Shapes:

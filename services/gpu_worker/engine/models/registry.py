@@ -5,6 +5,7 @@ A family answers a blueprint: the dimensions, the tensors that it needs, and how
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -22,7 +23,7 @@ from services.gpu_worker.engine.models.family import Model
 from services.gpu_worker.engine.models.hybrid import HybridModel, matmul_shapes
 from services.gpu_worker.engine.models.latent import LatentModel, latent_products
 from services.gpu_worker.engine.models.latent_config import DEEPSEEK_V3, GLM_DSA, GLM_LITE, read_latent
-from services.gpu_worker.engine.models.latent_tensors import latent_shapes
+from services.gpu_worker.engine.models.latent_tensors import INDEXER, head_copies, latent_shapes
 from services.gpu_worker.engine.models.qwen3_next import NextWeights, next_shapes, read_next
 from services.gpu_worker.engine.models.tensors import Shapes, checkpoint_shapes
 from services.gpu_worker.engine.placement import Placement
@@ -41,6 +42,8 @@ class Blueprint:
     products: set[tuple[int, int]]
     """(N, K) of every packed product, for the matmul self-test."""
     build: Build
+    unused: tuple[str, ...] = ()
+    """Patterns of tensors that a checkpoint of the family may hold besides."""
     traits: dict[str, object] = field(default_factory=dict)
     """What the family computes beyond the dimensions, for the fingerprint."""
 
@@ -53,6 +56,7 @@ def _hybrid(config: Mapping[str, Any], checkpoint: Checkpoint) -> Blueprint:
     dims = ModelDims.from_hf(config, has_mtp=_has_mtp(checkpoint))
     return Blueprint(
         dims=dims,
+        unused=_tied(dims),
         tensors=checkpoint_shapes(dims),
         products=matmul_shapes(dims),
         build=partial(HybridModel, dims),
@@ -64,6 +68,7 @@ def _next(config: Mapping[str, Any], checkpoint: Checkpoint) -> Blueprint:
     dims = read_next(config, has_mtp=_has_mtp(checkpoint), mtp_mixes=mixes)
     return Blueprint(
         dims=dims,
+        unused=_tied(dims),
         tensors=next_shapes(dims),
         products=matmul_shapes(dims),
         build=lambda weights, recipe, placement: HybridModel(
@@ -75,8 +80,15 @@ def _next(config: Mapping[str, Any], checkpoint: Checkpoint) -> Blueprint:
 def _latent(config: Mapping[str, Any], checkpoint: Checkpoint) -> Blueprint:
     layers = int(config.get("num_hidden_layers") or 0)
     dims, traits = read_latent(config, has_mtp=_has_layer(checkpoint, layers))
+    copies = head_copies(dims) if dims.has_mtp else {}
+    for copy, original in copies.items():
+        if copy in checkpoint and original in checkpoint and not checkpoint.same(copy, original):
+            raise EngineFault(
+                f"{checkpoint.folder}: tensor {copy} differs from {original}: an MTP head shares embedding and head"
+            )
     return Blueprint(
         dims=dims,
+        unused=(*_tied(dims), *map(re.escape, copies), *((INDEXER,) if traits.indexed else ())),
         tensors=latent_shapes(dims),
         products=latent_products(dims),
         build=partial(LatentModel, dims, traits),
@@ -88,6 +100,7 @@ def _dense(config: Mapping[str, Any], checkpoint: Checkpoint) -> Blueprint:
     dims, traits = read_dense(config)
     return Blueprint(
         dims=dims,
+        unused=_tied(dims),
         tensors=dense_shapes(dims, traits),
         products=dense_products(dims),
         build=partial(DenseModel, dims, traits),
@@ -118,6 +131,11 @@ def blueprint(folder: Path, config: Mapping[str, Any], checkpoint: Checkpoint) -
     if family is None:
         raise EngineFault(f"{folder}: model_type {config.get('model_type')!r} is none of {sorted(FAMILIES)}")
     return family(config, checkpoint)
+
+
+def _tied(dims: ModelDims) -> tuple[str, ...]:
+    """A head that is the embedding may be stored once more."""
+    return (r"lm_head\.weight",) if dims.tie_embeddings else ()
 
 
 def _has_layer(checkpoint: Checkpoint, index: int) -> bool:

@@ -141,7 +141,11 @@ def test_prefixed_checkpoints_are_the_same_model(tmp_path: Path) -> None:
         (LLAMA, {"rope_parameters": {"rope_type": "yarn"}}, "rope_type 'yarn'"),
         (LLAMA, {"num_key_value_heads": 3}, "no multiple of num_key_value_heads"),
         (LLAMA, {"vocab_size": 0}, "vocab_size must be a positive integer"),
-        (LLAMA, {"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
+        (
+            LLAMA,
+            {"quantization_config": {"quant_method": "gptq"}},
+            "quantization_config: quant_method 'gptq'",
+        ),
         (LLAMA, {"model_type": "mamba"}, "model_type 'mamba' is none of"),
     ],
 )

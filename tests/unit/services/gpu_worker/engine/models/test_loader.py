@@ -113,7 +113,7 @@ def test_missing_mtp_tensors_mean_no_head(tmp_path: Path) -> None:
         ),
         (
             lambda w: w | {"model.norm.weight": torch.zeros(64, dtype=torch.int32)},
-            "expected a 16- or 32-bit float",
+            "expected a float of 32, 16 or 8 bits",
         ),
         (lambda w: w | {"mtp.layers.1.x": torch.zeros(1)}, r"one layer is expected, found mtp\.layers\.1\.x"),
         (lambda w: {k: v for k, v in w.items() if k != "mtp.norm.weight"}, r"the first is mtp\.norm\.weight"),
