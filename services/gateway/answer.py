@@ -78,6 +78,7 @@ class Answer:
                 stops=sheet.stops,
                 min_tokens=sheet.request.sampling.min_tokens,
                 parser=AssistantParser(markers=markers, thinking=sheet.thinking),
+                begins=sheet.chat,
             )
             for _ in range(sheet.request.choices)
         ]

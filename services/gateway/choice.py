@@ -34,14 +34,21 @@ class ChoiceText:
     """State of one choice."""
 
     def __init__(
-        self, vocabulary: Vocabulary, *, stops: Sequence[str], min_tokens: int, parser: AssistantParser
+        self,
+        vocabulary: Vocabulary,
+        *,
+        stops: Sequence[str],
+        min_tokens: int,
+        parser: AssistantParser,
+        begins: bool = True,
     ) -> None:
+        """`begins`: its text is one of its own, as a chat's answer is, not the continuation of the prompt's."""
         self.consumed = 0
         """Tokens taken in so far."""
         self.stop_offset: int | None = None
         """Set once a stop string is complete: tokens up to and with the one that completed it."""
         self.parser: Final = parser
-        self._detokenizer = Detokenizer(vocabulary, markers=parser.markers)
+        self._detokenizer = Detokenizer(vocabulary, markers=parser.markers, begins=begins)
         self._matcher = StopMatcher(stops)
         self._min_tokens: Final = min_tokens
         self._seen = 0  # characters decoded

@@ -2,7 +2,7 @@
 
 The concatenation of everything `feed` and `finish` return equals the decoding of all tokens at once, wherever the bursts
 were cut: bytes of an unfinished character wait for the next token, and become U+FFFD only when it can no longer be
-finished.
+finished. Some vocabularies take spaces from the beginning of a text; a continuation has none.
 """
 
 from __future__ import annotations
@@ -23,11 +23,36 @@ class Piece:
     marker: str | None
 
 
+class Opening:
+    """The bytes of tokens in their order, without what the vocabulary takes from the beginning of a whole text."""
+
+    def __init__(self, vocabulary: Vocabulary, *, begins: bool) -> None:
+        self._vocabulary: Final = vocabulary
+        self._first = begins
+        self._spaces = vocabulary.spelling.leading_spaces if begins else 0
+
+    def data(self, token: int) -> bytes:
+        """What the next token adds."""
+        if self._first:
+            self._first, data = False, self._vocabulary.first_bytes(token)
+        else:
+            data = self._vocabulary.token_bytes(token)
+        if not self._spaces:
+            return data
+        dropped = min(len(data) - len(data.lstrip(b" ")), self._spaces)
+        self._spaces = self._spaces - dropped if dropped == len(data) else 0  # what shows ends the beginning
+        return data[dropped:]
+
+
 class Detokenizer:
     """Special tokens (end of turn, …) are skipped; control tokens in `markers` come out as markers, others as text."""
 
-    def __init__(self, vocabulary: Vocabulary, *, markers: Set[str] = frozenset()) -> None:
+    def __init__(
+        self, vocabulary: Vocabulary, *, markers: Set[str] = frozenset(), begins: bool = True
+    ) -> None:
+        """`begins`: the tokens are a text of their own, not the continuation of one."""
         self._vocabulary: Final = vocabulary
+        self._opening: Final = Opening(vocabulary, begins=begins)
         self._markers: Final = markers
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
@@ -43,7 +68,7 @@ class Detokenizer:
             return Piece(text=self.finish(), marker=control)
         if token in self._vocabulary.special_ids:
             return Piece(text="", marker=None)
-        return Piece(text=self._decoder.decode(self._vocabulary.token_bytes(token)), marker=None)
+        return Piece(text=self._decoder.decode(self._opening.data(token)), marker=None)
 
     def finish(self) -> str:
         """What was held back, at the end of the stream."""

@@ -1,6 +1,7 @@
 """A prompt that its answer begins with: its text, where each token stands in it, and what the tokens are worth.
 
-The text is the bytes of all its tokens, control tokens included: the whole prompt was the caller's. It ends by itself, so a
+The text is the bytes of all its tokens, control tokens included: the whole prompt was the caller's, but for the opening that
+the vocabulary puts before a text, which has none. It ends by itself, so a
 character that the prompt left unfinished is U+FFFD there, and the completion is the same with an echo and without.
 
 Pure. A scored prompt goes out in pieces of a fixed number of tokens, as their log probabilities come: the same pieces
@@ -14,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from services.gateway.detokenize import Opening
 from services.gateway.vocabulary import Vocabulary
 from shared.protocol.messages import TokenLogprobs
 
@@ -73,10 +75,12 @@ class Echo:
 def _decoded(tokens: Sequence[int], vocabulary: Vocabulary) -> tuple[str, list[int]]:
     """The text of all tokens, and the characters that are decoded before each of them."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    opening, bare = Opening(vocabulary, begins=True), len(vocabulary.opening_ids)
+    bare = bare if tuple(tokens[:bare]) == vocabulary.opening_ids else 0
     parts, offsets, seen = [], [], 0
-    for token in tokens:
+    for place, token in enumerate(tokens):
         offsets.append(seen)
-        parts.append(decoder.decode(vocabulary.token_bytes(token)))
+        parts.append(decoder.decode(opening.data(token) if place >= bare else b""))
         seen += len(parts[-1])
     parts.append(decoder.decode(b"", final=True))
     return "".join(parts), offsets

@@ -8,9 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from jinja2 import TemplateSyntaxError
+
 from services.gateway.parsers.assistant import THINK, TOOLS
 from services.gateway.rendering import ChatTemplate
 from services.gateway.vocabulary import ModelFolderError, Vocabulary
+
+_DEFAULTS: Final[Mapping[str, dict[str, Any]]] = {
+    "gemma3": {"vocab_size": 262_208, "max_position_embeddings": 131_072}
+}
+"""What public folders leave out of their config, since transformers has it as a default."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +65,10 @@ class ServedModel:
 def load_model(name: str, folder: Path) -> ServedModel:
     """Read a Hugging Face folder. Raises ModelFolderError, which names the file."""
     config = _json(folder / "config.json")
-    config = config.get("text_config", config)
+    kind = str(config.get("model_type"))
+    config = next((more for name, more in _DEFAULTS.items() if kind.startswith(name)), {}) | config.get(
+        "text_config", config
+    )
     generation = _json(folder / "generation_config.json", optional=True)
     tokenizer = _json(folder / "tokenizer_config.json", optional=True)
     try:
@@ -80,13 +90,27 @@ def load_model(name: str, folder: Path) -> ServedModel:
 
 
 def _template(folder: Path, tokenizer: Mapping[str, Any]) -> ChatTemplate | None:
-    file: Final = folder / "chat_template.jinja"
-    source = file.read_text(encoding="utf-8") if file.is_file() else tokenizer.get("chat_template")
-    if not isinstance(source, str):
+    file, source = folder / "chat_template.jinja", None
+    if file.is_file():
+        source = file.read_text(encoding="utf-8")
+    else:
+        file, source = folder / "tokenizer_config.json", _named_default(tokenizer.get("chat_template"))
+    if source is None:
         return None
     names = ("bos_token", "eos_token", "pad_token", "unk_token")
     tokens = {name: _token_text(tokenizer[name]) for name in names if tokenizer.get(name) is not None}
-    return ChatTemplate(source, tokens)
+    try:
+        return ChatTemplate(source, tokens)
+    except TemplateSyntaxError as error:
+        raise ModelFolderError(f"{file}: chat template, line {error.lineno}: {error.message}") from error
+
+
+def _named_default(value: object) -> str | None:
+    """A template as older folders write it: the text, or a list of named ones, of which the default counts."""
+    if isinstance(value, list):
+        named = {item.get("name"): item.get("template") for item in value if isinstance(item, Mapping)}
+        value = named.get("default")
+    return value if isinstance(value, str) else None
 
 
 def _token_text(value: Any) -> str:

@@ -72,7 +72,11 @@ class PromptMaker:
         if isinstance(fields, ChatRequest):
             template = model.template
             if template is None:
-                raise InvalidRequest(f"model {model.name} has no chat template", param="model")
+                raise InvalidRequest(
+                    f"model {model.name} has no chat template: its folder has neither chat_template.jinja nor a "
+                    "chat_template in tokenizer_config.json",
+                    param="model",
+                )
             return lambda: render_chat(
                 template, model.vocabulary, fields, tools=tools, date=date, limits=limits
             )
@@ -87,9 +91,10 @@ class PromptMaker:
 
 
 def _raw(model: ServedModel, prompt: str | list[int], limits: RenderLimits) -> Prompt:
-    """A raw prompt: ids as they are, text with its control tokens."""
+    """A raw prompt: ids as they are, text with its control tokens and the vocabulary's opening."""
     if isinstance(prompt, list):
         return Prompt(tokens=prompt, stable=None)
     limits.check(len(prompt))
     vocabulary = model.vocabulary
-    return Prompt(tokens=vocabulary.encode(vocabulary.control.split(prompt)), stable=None)
+    tokens, opening = vocabulary.encode(vocabulary.control.split(prompt)), list(vocabulary.opening_ids)
+    return Prompt(tokens=tokens if tokens[: len(opening)] == opening else opening + tokens, stable=None)

@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, NoReturn
 
-from jinja2 import Template, TemplateError
+from jinja2 import Template, TemplateError, nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from services.gateway.schemas.chat import AssistantMessage, ChatRequest, Message, TextPart
@@ -38,12 +40,22 @@ class Prompt:
     stable: int | None
 
 
+class _Generation(Extension):
+    """{% generation %} ... {% endgeneration %}, by which templates mark answers for training: here it is what it encloses."""
+
+    tags = {"generation"}  # noqa: RUF012 - the name and type that jinja asks for
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
 class ChatTemplate:
     """A compiled template. `render` is pure and may run in any thread."""
 
     def __init__(self, source: str, special: Mapping[str, str]) -> None:
         environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
         )
         environment.filters["tojson"] = _tojson
         environment.globals["raise_exception"] = _raise
@@ -179,7 +191,7 @@ def _with_boundary(vocabulary: Vocabulary, full: Sequence[Segment], bare: Sequen
         shared += 1
     tokens = vocabulary.encode(full[:shared])
     stable = len(tokens)
-    rest, other = vocabulary.encode(full[shared:]), vocabulary.encode(bare[shared:])
+    rest, other = (vocabulary.encode(part[shared:], begins=not shared) for part in (full, bare))
     for ours, theirs in zip(rest, other, strict=False):
         if ours != theirs:
             break

@@ -1,39 +1,27 @@
-"""A model folder's vocabulary: text -> ids, and what each id stands for in bytes.
+"""A model folder's vocabulary: text -> ids, and what each id stands for in bytes (`spelling` tells which kinds are served).
 
-Only byte-level vocabularies are served: there every id is a fixed run of bytes, so that incremental decoding is exact and
-needs no window of earlier tokens. Another decoder is refused at start, with its name.
+Encoding is the tokenizers library's, on the text between control tokens: those are never looked for in a caller's text.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from tokenizers import Tokenizer
 
+from services.gateway.parsers.assistant import THINK, TOOLS
 from services.gateway.shield import ControlTokens, Segment
+from services.gateway.spelling import Spelling, spelling
+
+_UNREACHABLE: Final = "\ue0f2"
+"""What a control token is called in the vocabulary that encodes plain text, with its id behind it."""
 
 
 class ModelFolderError(ValueError):
     """A model folder cannot be served; the message says which file and why."""
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """The printable stand-in of each byte in byte-level vocabularies (GPT-2's table), inverted."""
-    printable = [
-        *range(ord("!"), ord("~") + 1),
-        *range(ord("¡"), ord("¬") + 1),
-        *range(ord("®"), ord("ÿ") + 1),
-    ]
-    others = [byte for byte in range(256) if byte not in printable]
-    table = {chr(byte): byte for byte in printable}
-    table.update({chr(256 + place): byte for place, byte in enumerate(others)})
-    return table
-
-
-_ALPHABET: Final = _byte_alphabet()
 
 
 class Vocabulary:
@@ -42,16 +30,37 @@ class Vocabulary:
     def __init__(self, spec: dict[str, Any], *, size: int) -> None:
         """`spec` is the content of a tokenizer.json; `size` the model's vocabulary (ids in 0..size-1)."""
         added = spec.get("added_tokens") or []
-        _check(spec, added)
+        _check(added)
+        self.spelling: Final = spelling(spec.get("decoder"))
+        base = _base(spec["model"])
+        words, control = _parted(added, base, self.spelling)
         self.size: Final = size
-        self.control: Final = ControlTokens({token["content"]: token["id"] for token in added})
+        self.control: Final = ControlTokens({token["content"]: token["id"] for token in control})
         self.special_ids: Final = frozenset(token["id"] for token in added if token["special"])
-        self.control_text: Final[dict[int, str]] = {token["id"]: token["content"] for token in added}
-        # Without its added tokens the tokenizer knows no control token, whatever a text spells.
-        self._plain = Tokenizer.from_str(
-            json.dumps({**spec, "added_tokens": [], "truncation": None, "padding": None})
+        self.control_text: Final[dict[int, str]] = {token["id"]: token["content"] for token in control}
+        self.opening_ids: Final = _opening_ids(spec.get("post_processor"))
+        """What the folder's tokenizer puts before a raw text (<s>, <|begin_of_text|>); a chat template writes its own."""
+        plain = {**spec, "added_tokens": words, "truncation": None, "padding": None}
+        plain["model"] = _without(spec["model"], self.control.ids)
+        self._plain = Tokenizer.from_str(json.dumps(plain))
+        inner = _never_first(spec.get("pre_tokenizer"))
+        self._inner = (
+            self._plain
+            if inner is None
+            else Tokenizer.from_str(json.dumps({**plain, "pre_tokenizer": inner}))
         )
-        self._bytes = _token_bytes(spec["model"]["vocab"], self.control_text, size)
+        texts = [
+            (text, token) for text, token in base.items() if token < size and token not in self.control_text
+        ]
+        self._bytes = _table(size, ((token, self.spelling.data(text)) for text, token in texts))
+        self._first = {
+            token: self.spelling.first(text)
+            for text, token in texts
+            if self.spelling.mark and self.spelling.mark in text
+        }
+        for token, text in self.control_text.items():
+            if token < size:
+                self._bytes[token] = text.encode()
         self.longest: Final = max(map(len, self._bytes), default=1) or 1
         """Bytes of the longest token: no text of n bytes has fewer than n / longest tokens."""
 
@@ -61,42 +70,109 @@ class Vocabulary:
         try:
             spec = json.loads(file.read_text(encoding="utf-8"))
             return cls(spec, size=size)
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise ModelFolderError(f"{file}: {error}") from error
 
-    def encode(self, segments: Sequence[Segment]) -> list[int]:
-        """Ids of a rendered prompt: control tokens as their ids, the rest as plain text."""
+    def encode(self, segments: Sequence[Segment], *, begins: bool = True) -> list[int]:
+        """Ids of a rendered prompt: control tokens as their ids, the rest as plain text. `begins`: the first segment is where
+        the whole text begins, which some vocabularies mark."""
         ids: list[int] = []
-        for segment in segments:
+        for place, segment in enumerate(segments):
             if segment.token is not None:
                 ids.append(segment.token)
             else:
-                ids.extend(self._plain.encode(segment.text, add_special_tokens=False).ids)
+                tokenizer = self._plain if begins and place == 0 else self._inner
+                ids.extend(tokenizer.encode(segment.text, add_special_tokens=False).ids)
         return ids
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes that `token` stands for; b"" for an id that no token has."""
         return self._bytes[token] if 0 <= token < len(self._bytes) else b""
 
+    def first_bytes(self, token: int) -> bytes:
+        """The same for the first token of a whole text."""
+        found = self._first.get(token)
+        return self.token_bytes(token) if found is None else found
 
-def _check(spec: dict[str, Any], added: list[dict[str, Any]]) -> None:
+
+def _check(added: Iterable[Mapping[str, Any]]) -> None:
     for token in added:
         for flag in ("lstrip", "rstrip", "single_word"):
             if token.get(flag):
                 raise ValueError(f"added token {token['content']!r} with {flag} is not supported")
-    decoder = spec.get("decoder") or {}
-    kinds = [part["type"] for part in decoder.get("decoders", [decoder]) if "type" in part]
-    if "ByteLevel" not in kinds:
-        raise ValueError(f"only byte-level vocabularies are supported, not {kinds or 'none'}")
 
 
-def _token_bytes(vocab: dict[str, int], control: dict[int, str], size: int) -> tuple[bytes, ...]:
+def _base(model: Mapping[str, Any]) -> dict[str, int]:
+    """Text -> id of the tokenizer's own vocabulary: a mapping, or for Unigram a list of (text, score)."""
+    vocab = model["vocab"]
+    if isinstance(vocab, Mapping):
+        return dict(vocab)
+    return {str(text): token for token, (text, _) in enumerate(vocab)}
+
+
+Added = list[Mapping[str, Any]]
+
+
+def _parted(added: Added, base: Mapping[str, int], how: Spelling) -> tuple[Added, Added]:
+    """Added tokens that are pieces of text, which callers may write, as Gemma's runs of newlines and its HTML tags are; and
+    control tokens. In byte-level vocabularies whatever was added marks a place, special or not."""
+    words: Added = []
+    control: Added = []
+    for token in added:
+        known = token["content"] in base and token["content"] not in THINK | TOOLS
+        (words if known and not token["special"] and not how.byte_level else control).append(token)
+    return words, control
+
+
+def _without(model: Mapping[str, Any], control: Mapping[str, int]) -> dict[str, Any]:
+    """`model` with its control tokens out of reach. BPE comes to a token by merges, which no control token has; Unigram, and
+    BPE that looks whole words up, would find it by its text."""
+    if model.get("type") == "BPE" and not model.get("ignore_merges"):
+        return dict(model)
+
+    def name(text: str) -> str:
+        return f"{_UNREACHABLE}{control[text]}{_UNREACHABLE}" if text in control else text
+
+    vocab, changed = model["vocab"], dict(model)
+    if isinstance(vocab, Mapping):
+        changed["vocab"] = {name(text): token for text, token in vocab.items()}
+    else:
+        changed["vocab"] = [[name(text), score] for text, score in vocab]
+    if model.get("unk_token") is not None:
+        changed["unk_token"] = name(model["unk_token"])
+    return changed
+
+
+def _never_first(pre_tokenizer: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """The pre-tokenizer for text that is not the beginning; None = it is the same there."""
+    if not pre_tokenizer:
+        return None
+    if pre_tokenizer["type"] == "Metaspace" and pre_tokenizer.get("prepend_scheme") == "first":
+        return {**pre_tokenizer, "prepend_scheme": "never"}
+    if pre_tokenizer["type"] == "Sequence":
+        parts = [_never_first(part) for part in pre_tokenizer["pretokenizers"]]
+        if any(parts):
+            kept = zip(parts, pre_tokenizer["pretokenizers"], strict=True)
+            return {**pre_tokenizer, "pretokenizers": [new or old for new, old in kept]}
+    return None
+
+
+def _opening_ids(post_processor: Mapping[str, Any] | None) -> tuple[int, ...]:
+    """Of the special tokens that a template of the post-processor puts before a single text."""
+    if not post_processor:
+        return ()
+    if post_processor["type"] == "Sequence":
+        return next(filter(None, map(_opening_ids, post_processor["processors"])), ())
+    ids: list[int] = []
+    for part in post_processor.get("single", ()) if post_processor["type"] == "TemplateProcessing" else ():
+        if "SpecialToken" not in part:
+            break
+        ids.extend(post_processor["special_tokens"][part["SpecialToken"]["id"]]["ids"])
+    return tuple(ids)
+
+
+def _table(size: int, known: Iterable[tuple[int, bytes]]) -> list[bytes]:
     table = [b""] * size
-    for text, token in vocab.items():
-        if token < size:
-            known = all(character in _ALPHABET for character in text)
-            table[token] = bytes(_ALPHABET[character] for character in text) if known else text.encode()
-    for token, text in control.items():
-        if token < size:
-            table[token] = text.encode()
-    return tuple(table)
+    for token, data in known:
+        table[token] = data
+    return table

@@ -58,7 +58,7 @@ def test_generation_defaults_of_a_sampling_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "change", "message"),
     [
-        ("tokenizer.json", {"decoder": {"type": "Metaspace"}}, "byte-level"),
+        ("tokenizer.json", {"decoder": {"type": "WordPiece"}}, "decoder WordPiece is not supported"),
         ("config.json", {"vocab_size": None}, "vocab_size"),
     ],
 )
