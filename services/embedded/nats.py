@@ -1,7 +1,12 @@
-"""A private NATS server: JetStream on files, loopback, one user with a password made on first use."""
+"""A private NATS server: JetStream on files, loopback, one user with a password made on first use.
+
+A stream whose write failed, of a full disk say, stores nothing until the server is started again, though it goes on to
+answer for the others. Its health endpoint tells, so the supervisor asks there and starts it again once there is room.
+"""
 
 from __future__ import annotations
 
+import http.client
 import json
 import secrets
 import signal
@@ -21,6 +26,8 @@ STOP_STEP_S: Final = 15.0
 ATTEMPTS: Final = 5
 ROOM_BYTES: Final = 256 << 20
 STORE_LIMIT_BYTES: Final = 2 << 30
+HEALTH_TIMEOUT_S: Final = 1.0
+WRITE_FAILED: Final = "write error"
 
 
 def binary() -> Path:
@@ -44,6 +51,7 @@ class NatsServer:
         self._store_limit_bytes = store_limit_bytes
         self._child: Child | None = None
         self._port = 0
+        self._health_port = 0
 
     @property
     def url(self) -> str:
@@ -78,6 +86,31 @@ class NatsServer:
             return
         raise PortTaken(f"NATS found no free port in {ATTEMPTS} attempts. Its log is {self.log}.")
 
+    def store_fault(self) -> str | None:
+        """What the server says of a stream whose write failed; None while there is none, or nothing can be learnt."""
+        connection = http.client.HTTPConnection(LOOPBACK, self._health_port, timeout=HEALTH_TIMEOUT_S)
+        try:
+            connection.request("GET", "/healthz")
+            told = str(json.loads(connection.getresponse().read()).get("error", ""))
+        except (OSError, ValueError, http.client.HTTPException):
+            return None
+        finally:
+            connection.close()
+        return told if WRITE_FAILED in told else None
+
+    def has_room(self) -> bool:
+        """Whether its disk has as much room as a start needs."""
+        try:
+            require_room(self._folder, ROOM_BYTES, "The queue")
+        except EmbeddedFault:
+            return False
+        return True
+
+    def end(self) -> None:
+        """End the process as a crash would, so that whoever keeps the server starts it again."""
+        if self._child is not None:
+            self._child.stop(ask=[signal.SIGTERM], each_s=STOP_STEP_S)
+
     def stop(self) -> None:
         """Stop it. Idempotent."""
         if self._child is not None:
@@ -98,6 +131,7 @@ class NatsServer:
     def _start_on(self, port: int) -> None:
         configuration = self._folder / "nats.conf"
         name = f"burstline-{secrets.token_hex(8)}"
+        self._health_port = free_port()
         write_private(configuration, self._configuration(port, name))
         command = Command(
             name="nats",
@@ -129,6 +163,7 @@ class NatsServer:
         values = {
             "host": LOOPBACK,
             "port": port,
+            "http": f"{LOOPBACK}:{self._health_port}",
             "server_name": name,
             "authorization": {"user": USER, "password": secret(self._folder / "password"), "timeout": 10},
             "jetstream": {

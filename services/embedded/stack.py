@@ -22,6 +22,7 @@ from services.embedded.config import EmbeddedSettings
 from services.embedded.discovery import StackInfo, announce, withdraw
 from services.embedded.faults import EmbeddedFault
 from services.embedded.files import FolderLock, limit_log, private_folder, require_room, tail
+from services.embedded.mending import Mender
 from services.embedded.nats import NatsServer
 from services.embedded.ports import LOOPBACK, free_port, require_free
 from services.embedded.postgres import PostgresServer
@@ -77,6 +78,7 @@ class Stack:
         self._began_ns = SYSTEM.monotonic_ns()
         self._lock = FolderLock(self._folder)
         self._nats: NatsServer | None = None
+        self._mender: Mender | None = None
         self._postgres: PostgresServer | None = None
         self._services: dict[str, Service] = {}
         self._keepers: list[Keeper] = []
@@ -140,11 +142,13 @@ class Stack:
             raise
 
     def tick(self) -> None:
-        """Restart what crashed; keep logs within their limit.
+        """Restart what crashed, and a queue that stores nothing any more; keep logs within their limit.
 
         Raises:
             EmbeddedFault: a child crashed too often. The caller stops the stack.
         """
+        if self._mender is not None:
+            self._mender.tick()
         restarted = [keeper.tick() for keeper in self._keepers]
         for target in self._targets().values():
             limit_log(target.log)
@@ -153,7 +157,7 @@ class Stack:
 
     def stop(self) -> None:
         """Stop all in order, each within its drain time. Idempotent."""
-        self._keepers = []
+        self._keepers, self._mender = [], None
         if self._lock.held:
             withdraw(self._folder)
         for name in (name for service in STOP_ORDER for name in self.names(service)):
@@ -273,6 +277,7 @@ class Stack:
             backoff_s=self._settings.restart_backoff_s,
             backoff_limit_s=self._settings.restart_backoff_limit_s,
         )
+        self._mender = Mender(self._nats, self._report) if self._nats is not None else None
         self._keepers = [
             Keeper(name, target, policy, self._report) for name, target in self._targets().items()
         ]
