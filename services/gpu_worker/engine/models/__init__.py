@@ -1,7 +1,10 @@
 """Model families: reading a folder, the trunk and its MTP head.
 
 loader    a folder becomes a model           registry   which family reads it        family   what the engine asks of a model
-checkpoint   its tensors, read once          tensors    names and shapes of a hybrid's
-hybrid    gated delta net and attention      dense, dense_config   llama, qwen3, mistral, gemma3
-rope      position tables                    random, random_dense   small models of random weights
+checkpoint   its tensors, read in turn       quantised  float8 scales                placed   weights on their way to a device
+hybrid, tensors          gated delta net and attention (qwen3_5)     qwen3_next       its projections, interleaved
+latent, latent_config, latent_tensors    latent attention (glm, deepseek)    expert_tensors   experts stored one by one
+dense, dense_config      llama, qwen3, mistral, gemma3                rope             position tables
+block, block_config ..   block drafters
+random, random_dense ..  small models of random weights
 """
