@@ -134,8 +134,9 @@ def quota_show(tenant: TenantName) -> None:
 
 @quota.command("set")
 def quota_set(tenant: TenantName, cache_bytes: Bytes = None, max_concurrent: Concurrent = None) -> None:
-    """Change a tenant's limits. A byte limit below what is used only stops growth."""
+    """Change a tenant's limits, and print them as they are then. A byte limit below what is used only stops growth."""
     _do(lambda c: admin.set_quota(c, tenant, cache_bytes=cache_bytes, max_concurrent=max_concurrent))
+    quota_show(tenant)
 
 
 @entries.command("list")

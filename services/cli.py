@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final, NoReturn
 
 import typer
 
+from services.chaos.schedule import Kind
 from shared.errors import BurstlineError
 
 app = typer.Typer(
@@ -23,6 +24,7 @@ app = typer.Typer(
 )
 
 EVERYTHING: Final = "demo"
+KINDS: Final = ", ".join(Kind)
 # Sub-commands that live with their owner: name -> (module, its typer app, extra, help).
 DELEGATED: Final = {
     "tenant": ("services.administration", "tenant", "broker", "Create, list and disable tenants."),
@@ -165,7 +167,9 @@ def chaos(
     minutes: Annotated[float, typer.Option(min=0.1, help="How long faults come.")] = 5.0,
     count: Annotated[int | None, typer.Option(min=1, help="So many faults instead, however long.")] = None,
     seed: Annotated[int, typer.Option(help="Of the faults and of the requests.")] = 1,
-    kind: Annotated[list[str] | None, typer.Option(help="Only these faults; all without it.")] = None,
+    kind: Annotated[
+        list[str] | None, typer.Option(help=f"Only these faults, all without it: {KINDS}.")
+    ] = None,
     every_s: Annotated[float, typer.Option(min=0.1, help="Seconds between two faults, on average.")] = 4.0,
     json_file: Annotated[Path | None, typer.Option("--json", help="Also write the result here.")] = None,
 ) -> None:

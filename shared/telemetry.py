@@ -25,11 +25,16 @@ from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Status, Statu
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
 
 from shared import logs
 from shared.config import CommonSettings
 from shared.errors import BurstlineError
 from shared.tracestore import StoreExporter, TraceStore
+
+TASKS: Final = "burstline_process_tasks"
+"""Gauge of every process."""
 
 Parent = Span | SpanContext | Context | None
 Attributes = Mapping[str, AttributeValue]
@@ -223,4 +228,16 @@ def _registry() -> CollectorRegistry:
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)
     GCCollector(registry=registry)
+    registry.register(_Tasks())
     return registry
+
+
+class _Tasks(Collector):
+    """Tasks of the event loop that answers the scrape; nothing where there is none. What grows without load is a leak (C6)."""
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        try:
+            tasks = asyncio.all_tasks()
+        except RuntimeError:
+            return
+        yield GaugeMetricFamily(TASKS, "Tasks of the event loop that are not done.", value=len(tasks))

@@ -7,18 +7,22 @@ import subprocess
 import sys
 from typing import Final
 
+import httpx
 import psutil
 
 from services.chaos.journal import Story, story
+from services.embedded.faults import EmbeddedFault
 from services.embedded.stack import Stack
 from shared.clock import SYSTEM
 from shared.protocol import codec, subjects
 from shared.protocol.messages import Frame, Heartbeat, PromptScores, Started, StreamMessage, Terminal
+from shared.telemetry import TASKS
 from shared.transport.base import Transport
 
 BEATS_S: Final = 20.0
 """Patience for a heartbeat of every worker."""
 AUDIT_TIMEOUT_S: Final = 180
+METRICS_S: Final = 5.0
 
 
 async def queued(transport: Transport) -> int:
@@ -81,6 +85,35 @@ def open_files(line: Stack) -> dict[tuple[str, int], int]:
     """(name, pid) -> open files, of our services."""
     names = {name for service in ("worker", "gateway", "broker") for name in line.names(service)}
     return {(name, pid): psutil.Process(pid).num_fds() for name, pid in line.pids.items() if name in names}
+
+
+async def tasks(line: Stack) -> dict[tuple[str, int], int]:
+    """(name, pid) -> tasks of its event loop, of our services. One that does not answer is left out."""
+    found = {}
+    names = {name for service in ("worker", "gateway", "broker") for name in line.names(service)}
+    async with httpx.AsyncClient(trust_env=False, timeout=METRICS_S) as client:
+        for name, pid in line.pids.items():
+            if name not in names:
+                continue
+            try:
+                answer = await client.get(f"{line.health_url(name)}/metrics")
+            except httpx.TransportError:
+                continue
+            found[name, pid] = gauge(answer.text, TASKS)
+    return found
+
+
+def gauge(scraped: str, name: str) -> int:
+    """A gauge without labels in a scrape. Raises EmbeddedFault when it is not there."""
+    for row in scraped.splitlines():
+        if row.startswith(f"{name} "):
+            return int(float(row.split()[1]))
+    raise EmbeddedFault(f"{name} is not among the metrics")
+
+
+def more(before: dict[tuple[str, int], int], now: dict[tuple[str, int], int]) -> dict[str, int]:
+    """Name -> how much more, of the processes that lived all the time."""
+    return {name: count - before[name, pid] for (name, pid), count in now.items() if (name, pid) in before}
 
 
 def audit() -> subprocess.CompletedProcess[str]:

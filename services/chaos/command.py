@@ -6,6 +6,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -64,6 +65,15 @@ def main(
         return 2
 
 
+@dataclass(frozen=True, kw_only=True)
+class Before:
+    """The line before anything was done to it: pools by worker, files and tasks by (name, pid)."""
+
+    pools: dict[str, Heartbeat]
+    files: dict[tuple[str, int], int]
+    tasks: dict[tuple[str, int], int]
+
+
 class Run:
     """One run, from an empty folder to a verdict. Belongs to the main thread."""
 
@@ -118,9 +128,10 @@ class Run:
         try:
             self._tell("learning the undisturbed streams")
             known = thread.run(references(http, line.gateway_urls, asked_for))
-            pools, files = (
-                thread.run(baseline.pools(transport, len(line.names("worker")))),
-                baseline.open_files(line),
+            before = Before(
+                pools=thread.run(baseline.pools(transport, len(line.names("worker")))),
+                files=baseline.open_files(line),
+                tasks=thread.run(baseline.tasks(line)),
             )
             callers = Load(http, line.gateway_urls, asked_for, seed=self._seed, callers=self._callers)
             finished = thread.begin(callers.run())
@@ -135,7 +146,7 @@ class Run:
             self._heal(line)
             self._tick_until(line, lambda: _is_over(finished), FINISH_S, "the callers do not end")
             stories = self._stories(line, thread, transport)
-            quiet = self._quiet(line, thread, transport, pools, files)
+            quiet = self._quiet(line, thread, transport, before)
         finally:
             thread.run(http.aclose(), timeout_s=10)
         return self._judge(line, callers.asked, stories, known, injector.records, quiet, json_file)
@@ -173,14 +184,7 @@ class Run:
         until(idle, timeout_s=FINISH_S / 2, interval_s=0.5)
         return thread.run(baseline.stories(transport))
 
-    def _quiet(
-        self,
-        line: Stack,
-        thread: LoopThread,
-        transport: Transport,
-        pools: dict[str, Heartbeat],
-        files: dict[tuple[str, int], int],
-    ) -> judging.Quiet:
+    def _quiet(self, line: Stack, thread: LoopThread, transport: Transport, before: Before) -> judging.Quiet:
         queued = thread.run(baseline.queued(transport))
         audited = baseline.audit()
         until_ns = SYSTEM.monotonic_ns() + int(AUDIT_S * 1e9)
@@ -188,17 +192,13 @@ class Run:
             line.tick()  # what a killed worker had reserved expires within a minute
             audited = baseline.audit()
         now = thread.run(baseline.pools(transport, len(line.names("worker"))))
-        more = {
-            name: count - files[name, pid]
-            for (name, pid), count in baseline.open_files(line).items()
-            if (name, pid) in files
-        }
         return judging.Quiet(
             queued=queued,
             audit_ok=audited.returncode == 0,
             audit_text=audited.stdout + audited.stderr,
-            files_more=more,
-            pools=baseline.off(pools, now),
+            files_more=baseline.more(before.files, baseline.open_files(line)),
+            tasks_more=baseline.more(before.tasks, thread.run(baseline.tasks(line))),
+            pools=baseline.off(before.pools, now),
         )
 
     def _judge(
@@ -221,6 +221,11 @@ class Run:
         found = judging.results(verdict, asked, records, quiet)
         found["seconds"] = round((SYSTEM.monotonic_ns() - self._began_ns) / 1e9, 1)
         console = Console()
+        console.print(
+            f"burstline {self._command(len(records))}: {SIZES.gateways} gateways, {SIZES.workers} workers, {SIZES.brokers} "
+            f"brokers, {self._callers} callers, {found['seconds']:g} s",
+            highlight=False,
+        )
         console.print(_table("faults", found["faults"]))
         console.print(_table("requests", found["outcomes"]))
         console.print(_table("takeover, seconds", found["takeover_s"]))
@@ -234,13 +239,13 @@ class Run:
                 highlight=False,
             )
         if json_file is not None:
-            kinds = (
-                "" if set(self._kinds) == set(Kind) else "".join(f" --kind {kind}" for kind in self._kinds)
-            )
-            write(
-                json_file, evidence(f"chaos --count {len(records)} --seed {self._seed}{kinds}", found, told)
-            )
+            write(json_file, evidence(self._command(len(records)), found, told))
         return 0 if all(bar.holds for bar in told) else 1
+
+    def _command(self, faults: int) -> str:
+        """What does the same again."""
+        kinds = "" if set(self._kinds) == set(Kind) else "".join(f" --kind {kind}" for kind in self._kinds)
+        return f"chaos --count {faults} --seed {self._seed}{kinds}"
 
     def _tell(self, text: str) -> None:
         say(f"{(SYSTEM.monotonic_ns() - self._began_ns) / 1e9:6.1f} s  {text}")

@@ -22,6 +22,10 @@ FILES_SPARE: Final = 24
 """Open files more than at the start that are no leak: pooled connections that had not been needed."""
 
 
+TASKS_SPARE: Final = 6
+"""Tasks more than at the start that are no leak: a connection that is kept open, a reconnect that is under way."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Quiet:
     """What the line is like when all is over."""
@@ -30,6 +34,7 @@ class Quiet:
     audit_ok: bool
     audit_text: str
     files_more: Mapping[str, int]
+    tasks_more: Mapping[str, int]
     pools: Mapping[str, str]
     """Worker -> what is not at its baseline; without those that are."""
 
@@ -189,6 +194,11 @@ def bars(verdict: Verdict, asked: Sequence[Asked], records: Sequence[Record], qu
             "files",
         ),
     ]
+    told.append(
+        Bar.at_most(
+            "tasks more than at the start", max(quiet.tasks_more.values(), default=0), TASKS_SPARE, "tasks"
+        )
+    )
     if Kind.GATEWAY_KILL not in kinds:
         told.append(Bar.zero("broken connections", broken, "connections"))
     if kinds <= set(CLAIMS_LOST):
@@ -214,6 +224,7 @@ def results(
         "tokens_heard": sum(len(one.tokens) for one in asked),
         "takeover_s": takeover_figures(verdict.takeovers),
         "open_files_more": dict(quiet.files_more),
+        "tasks_more": dict(quiet.tasks_more),
         "pools": dict(quiet.pools),
         "complaints": verdict.complaints,
     }

@@ -109,6 +109,10 @@ class Stack:
         service = self._services[name]
         return service.child is not None and service.child.running and service.ready()
 
+    def health_url(self, name: str) -> str:
+        """Where a service answers /healthz, /readyz and /metrics."""
+        return f"http://{LOOPBACK}:{self._services[name].port}"
+
     @property
     def nats_url(self) -> str:
         return self._nats_url

@@ -184,6 +184,19 @@ def test_registries_are_apart() -> None:
     assert b"process_" in generate_latest(one.registry)
 
 
+async def test_tasks_are_counted_where_there_is_a_loop() -> None:
+    registry = telemetry.build("a", None).registry
+    before = registry.get_sample_value(telemetry.TASKS)
+    assert before is not None
+    more = [asyncio.create_task(asyncio.Event().wait()) for _ in range(3)]
+    assert registry.get_sample_value(telemetry.TASKS) == before + 3
+    for task in more:
+        task.cancel()
+    await asyncio.gather(*more, return_exceptions=True)
+    assert registry.get_sample_value(telemetry.TASKS) == before
+    assert telemetry.TASKS.encode() not in await asyncio.to_thread(generate_latest, registry)
+
+
 def test_set_up_writes_to_the_local_store_and_shuts_down_twice(tmp_path: Path) -> None:
     tool: Telemetry = telemetry.setup("gateway", CommonSettings(data_dir=tmp_path), logging=False)
     with tool.span("POST /v1", attributes={"model": "pocket"}) as span:

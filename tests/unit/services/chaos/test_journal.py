@@ -25,7 +25,7 @@ from shared.protocol.messages import (
 REQUEST = "ab" * 16
 CASE = Case(name="greedy-0", prompt=(300, 301), max_tokens=4, temperature=0.0, seed=0)
 REFERENCE = {"greedy-0": (5, 6, 7, 8)}
-QUIET = judging.Quiet(queued=0, audit_ok=True, audit_text="", files_more={}, pools={})
+QUIET = judging.Quiet(queued=0, audit_ok=True, audit_text="", files_more={}, tasks_more={}, pools={})
 SECOND = 1_000_000_000
 
 
@@ -116,6 +116,7 @@ def test_c2_what_the_caller_heard_is_judged_too(tokens: list[int], bar: str) -> 
         replace(QUIET, audit_ok=False),
         replace(QUIET, pools={"w": "silent"}),
         replace(QUIET, files_more={"worker": 1000}),
+        replace(QUIET, tasks_more={"gateway": 1000}),
     ],
 )
 def test_c6_what_does_not_return_breaks_a_bar(quiet: judging.Quiet) -> None:
