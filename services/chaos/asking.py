@@ -18,6 +18,7 @@ from typing import Any, Final
 import httpx
 
 from services.chaos.cases import Case
+from shared.clock import SYSTEM
 
 COMPLETIONS: Final = "/v1/completions"
 PATIENCE_S: Final = 120.0
@@ -59,7 +60,8 @@ class End(StrEnum):
 @dataclass(kw_only=True)
 class Asked:
     """One request and how it ended. `code` is the typed error, if there was one; `refusals` counts those that came before
-    it was taken, `untyped` those of them that had no code or did not say when to come back."""
+    it was taken, `untyped` those of them that had no code or did not say when to come back. `gateway`: where it was asked last;
+    `began_ns`, `broken_ns` by the wall clock: when it was asked there, and when that connection broke."""
 
     case: Case
     way: Way
@@ -72,6 +74,9 @@ class Asked:
     untyped: int = 0
     returns: int = 0
     last_event: str = ""
+    gateway: str = ""
+    began_ns: int = 0
+    broken_ns: int = 0
 
 
 class Over(Exception):
@@ -101,12 +106,14 @@ class Caller:
         place = self._draw.randrange(len(self._gateways))
         until = self._now_s() + PATIENCE_S
         while True:
+            asked.gateway, asked.began_ns = self._gateways[place % len(self._gateways)], SYSTEM.wall_ns()
             try:
-                await self._once(asked, self._gateways[place % len(self._gateways)], key, leave_after)
+                await self._once(asked, asked.gateway, key, leave_after)
             except Over:
                 return asked
             except BROKEN as error:
                 asked.end, asked.code = End.BROKEN, type(error).__name__
+                asked.broken_ns = SYSTEM.wall_ns()
                 if not key and (asked.request_ids or not isinstance(error, httpx.ConnectError)):
                     return asked  # it may run: asking again would be another request
             if self._now_s() > until:

@@ -216,7 +216,8 @@ class Run:
             commands.numbered(first, number): name
             for number, name in enumerate(line.names("worker"), start=1)
         }
-        verdict = judging.judge(asked, stories, known, records, workers)
+        gateways = dict(zip(line.gateway_urls, line.names("gateway"), strict=True))
+        verdict = judging.judge(asked, stories, known, records, workers, gateways)
         told = judging.bars(verdict, asked, records, quiet)
         found = judging.results(verdict, asked, records, quiet)
         found["seconds"] = round((SYSTEM.monotonic_ns() - self._began_ns) / 1e9, 1)

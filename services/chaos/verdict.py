@@ -58,6 +58,9 @@ class Verdict:
     missing: int = 0
     differing: int = 0
     cut_short: int = 0
+    broken_by_kills: int = 0
+    """Connections of callers without a key, whose gateway was killed: there is nothing that they could go on with."""
+    broken_otherwise: int = 0
     takeovers: list[Takeover] = field(default_factory=list)
     complaints: list[str] = field(default_factory=list)
 
@@ -73,8 +76,10 @@ def judge(
     references: Mapping[str, tuple[int, ...]],
     records: Sequence[Record],
     workers: Mapping[str, str],
+    gateways: Mapping[str, str],
 ) -> Verdict:
-    """`stories`: of every journal there is, by request; `workers`: worker id -> the name that records use."""
+    """`stories`: of every journal there is, by request; `workers`: worker id -> the name that records use, `gateways`: URL ->
+    the same."""
     verdict = Verdict(requests=len(stories))
     owners = {identifier: one for one in asked for identifier in one.request_ids}
     for identifier, story in stories.items():
@@ -83,7 +88,21 @@ def judge(
         verdict.takeovers += takeovers(story, records, workers)
     for one in asked:
         _judge_answer(verdict, one, references[one.case.name])
+        if one.end is End.BROKEN and one.way is not Way.DEADLINE:
+            killed = not one.way.keyed and _killed(one, records, gateways.get(one.gateway, ""))
+            verdict.broken_by_kills += killed
+            verdict.broken_otherwise += not killed
     return verdict
+
+
+def _killed(one: Asked, records: Sequence[Record], gateway: str) -> bool:
+    """Whether its gateway was killed between its asking and the break."""
+    return any(
+        record.kind is Kind.GATEWAY_KILL
+        and record.name == gateway
+        and one.began_ns <= record.at_ns <= one.broken_ns
+        for record in records
+    )
 
 
 def _judge_story(verdict: Verdict, identifier: str, story: Story, reference: tuple[int, ...] | None) -> None:
@@ -165,10 +184,9 @@ def takeover_figures(found: Sequence[Takeover]) -> dict[str, float]:
 
 
 def bars(verdict: Verdict, asked: Sequence[Asked], records: Sequence[Record], quiet: Quiet) -> list[Bar]:
-    """What a run promises. A stream without a key may break with a killed gateway, and never otherwise."""
+    """What a run promises."""
     kinds = {record.kind for record in records}
     judged = [one for one in asked if one.way is not Way.DEADLINE]
-    broken = sum(one.end is End.BROKEN for one in judged)
     refused = sum(one.refusals for one in asked)
     failed = sum(one.end is End.FAILED for one in judged)
     told = [
@@ -199,8 +217,13 @@ def bars(verdict: Verdict, asked: Sequence[Asked], records: Sequence[Record], qu
             "tasks more than at the start", max(quiet.tasks_more.values(), default=0), TASKS_SPARE, "tasks"
         )
     )
-    if Kind.GATEWAY_KILL not in kinds:
-        told.append(Bar.zero("broken connections", broken, "connections"))
+    told.append(
+        Bar.zero(
+            "connections broken, but of callers without a key whose gateway was killed",
+            verdict.broken_otherwise,
+            "connections",
+        )
+    )
     if kinds <= set(CLAIMS_LOST):
         late = [one for one in verdict.takeovers if one.seconds > ACK_WAIT_S + TAKEOVER_SPARE_S]
         told.append(
@@ -219,6 +242,7 @@ def results(
         "asked": len(asked),
         "journalled": verdict.requests,
         "outcomes": outcomes(asked),
+        "broken_by_a_killed_gateway_without_a_key": verdict.broken_by_kills,
         "refusals": sum(one.refusals for one in asked),
         "returns": sum(one.returns for one in asked),
         "tokens_heard": sum(len(one.tokens) for one in asked),

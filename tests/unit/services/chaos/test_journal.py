@@ -70,7 +70,7 @@ GOOD: tuple[StreamMessage, ...] = (
 
 def _judge(told: Story, asked: Asked | None = None) -> judging.Verdict:
     one = asked or Asked(case=CASE, way=Way.STREAM, end=End.WHOLE, request_ids=[REQUEST], tokens=[5, 6, 7, 8])
-    return judging.judge([one], {REQUEST: told}, REFERENCE, [], {})
+    return judging.judge([one], {REQUEST: told}, REFERENCE, [], {}, {})
 
 
 def test_c2_a_good_journal_has_nothing_to_complain_of() -> None:
@@ -121,6 +121,37 @@ def test_c2_what_the_caller_heard_is_judged_too(tokens: list[int], bar: str) -> 
 )
 def test_c6_what_does_not_return_breaks_a_bar(quiet: judging.Quiet) -> None:
     assert not all(bar.holds for bar in judging.bars(judging.Verdict(), [], [_record(2)], quiet))
+
+
+@pytest.mark.parametrize(
+    ("way", "gateway", "killed_at", "promised"),
+    [
+        (Way.STREAM, "http://a", 3, True),
+        (Way.WHOLE, "http://a", 3, True),
+        (Way.STREAM, "http://b", 3, False),
+        (Way.STREAM, "http://a", 1, False),
+        (Way.STREAM, "http://a", 9, False),
+        (Way.KEYED_STREAM, "http://a", 3, False),
+    ],
+)
+def test_only_a_caller_without_a_key_may_lose_its_connection_and_only_to_a_kill_of_its_gateway(
+    way: Way, gateway: str, killed_at: int, promised: bool
+) -> None:
+    asked = Asked(
+        case=CASE, way=way, end=End.BROKEN, request_ids=[REQUEST], tokens=[5], gateway=gateway,
+        began_ns=2 * SECOND, broken_ns=4 * SECOND,
+    )  # fmt: skip
+    kill = Record(kind=Kind.GATEWAY_KILL, name="gateway", at_ns=killed_at * SECOND)
+    verdict = judging.judge(
+        [asked],
+        {REQUEST: story(GOOD)},
+        REFERENCE,
+        [kill],
+        {},
+        {"http://a": "gateway", "http://b": "gateway-2"},
+    )
+    assert (verdict.broken_by_kills, verdict.broken_otherwise) == ((1, 0) if promised else (0, 1))
+    assert all(bar.holds for bar in judging.bars(verdict, [asked], [kill], QUIET)) is promised
 
 
 def test_a_run_without_a_fault_shows_nothing() -> None:
