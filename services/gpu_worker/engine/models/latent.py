@@ -156,8 +156,7 @@ class _Parts:
             values=HeadProducts([self.pack(own.contiguous()) for own in values]),
             output=self.pack(weights[at + "o_proj.weight"]),
         )
-        scale = (widths.nope_dim + widths.rope_dim) ** -0.5
-        return LatentAttention(widths, heads, plane, packed, scale)
+        return LatentAttention(widths, heads, plane, packed, self._traits.softmax_scale)
 
     def _query_rows(self, rows: Tensor) -> Tensor:
         """The checkpoint has, a head at a time, its plain and its turned part; here all turned parts come first."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from services.gpu_worker.engine.config import FULL, Latent, ModelDims
-from services.gpu_worker.engine.models.rope import RopeScaling
+from services.gpu_worker.engine.models.rope import RopeScaling, yarn_magnitude
 from shared.errors import EngineFault
 
 GLM_DSA: Final = "glm_moe_dsa"
@@ -30,6 +30,7 @@ class LatentTraits:
     interleaved: bool
     """RoPE turns neighbours, (x0, x1), (x2, x3), .., instead of halves."""
     scaling: RopeScaling
+    softmax_scale: float
     groups: int
     """Of experts; a row chooses from `best_groups` of them."""
     best_groups: int
@@ -84,12 +85,21 @@ def read_latent(config: Mapping[str, Any], *, has_mtp: bool) -> tuple[ModelDims,
     return dims, LatentTraits(
         model_type=kind,
         interleaved=bool(config.get("rope_interleave", True)),
-        scaling=RopeScaling.from_hf(rope),
+        scaling=(scaling := RopeScaling.from_hf(rope)),
+        softmax_scale=_softmax_scale(widths, scaling, rope),
         groups=groups,
         best_groups=best,
         routed_factor=float(config.get("routed_scaling_factor", 1.0)),
         indexed=indexed,
     )
+
+
+def _softmax_scale(widths: Latent, scaling: RopeScaling, rope: Mapping[str, Any]) -> float:
+    """Over a stretched context scores are sharpened by the square of a magnitude."""
+    scale: float = (widths.nope_dim + widths.rope_dim) ** -0.5
+    if scaling.kind != "default" and rope.get("mscale_all_dim"):
+        scale *= yarn_magnitude(scaling.factor, float(rope["mscale_all_dim"])) ** 2
+    return scale
 
 
 def _dense_layers(config: Mapping[str, Any], kind: str, layers: int) -> tuple[int, ...]:

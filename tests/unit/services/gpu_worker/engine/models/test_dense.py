@@ -38,6 +38,15 @@ VARIANTS = {
     "mistral": dense_hf_config(MISTRAL),
     "mistral-no-window": dense_hf_config(MISTRAL, sliding_window=None),
     "qwen3": dense_hf_config(QWEN3),
+    "qwen3-yarn": dense_hf_config(
+        QWEN3,
+        rope_parameters={
+            "rope_type": "yarn",
+            "rope_theta": 1e6,
+            "factor": 4.0,
+            "original_max_position_embeddings": 128,
+        },
+    ),
     "qwen3-half-slides": dense_hf_config(
         QWEN3, use_sliding_window=True, sliding_window=70, layer_types=[FULL, FULL, SLIDING, SLIDING]
     ),
@@ -138,7 +147,9 @@ def test_prefixed_checkpoints_are_the_same_model(tmp_path: Path) -> None:
         (LLAMA, {"attention_bias": True}, "attention_bias"),
         (LLAMA, {"mlp_bias": True}, "mlp_bias"),
         (LLAMA, {"hidden_act": "gelu"}, "hidden activation 'gelu'"),
-        (LLAMA, {"rope_parameters": {"rope_type": "yarn"}}, "rope_type 'yarn'"),
+        (LLAMA, {"rope_parameters": {"rope_type": "dynamic"}}, "rope_type 'dynamic'"),
+        (LLAMA, {"rope_parameters": {"rope_type": "yarn"}}, "factor of rope must be a positive number"),
+        (LLAMA, {"rope_parameters": {"rope_type": "llama3", "factor": 8}}, "low_freq_factor of rope must be"),
         (LLAMA, {"num_key_value_heads": 3}, "no multiple of num_key_value_heads"),
         (LLAMA, {"vocab_size": 0}, "vocab_size must be a positive integer"),
         (

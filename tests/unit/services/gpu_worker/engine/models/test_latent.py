@@ -27,6 +27,20 @@ VARIANTS: dict[str, dict[str, Any]] = {
         GLM_LITE, rope_interleave=False, tie_word_embeddings=True, q_lora_rank=None, norm_topk_prob=False
     ),
     "deepseek-groups": latent_hf_config(DEEPSEEK_V3),
+    "deepseek-yarn": latent_hf_config(
+        DEEPSEEK_V3,
+        rope_scaling=None,
+        rope_parameters={
+            "rope_type": "yarn",
+            "rope_theta": 10_000.0,
+            "factor": 16.0,
+            "beta_fast": 32,
+            "beta_slow": 1,
+            "mscale": 1.0,
+            "mscale_all_dim": 0.7,
+            "original_max_position_embeddings": 256,
+        },
+    ),
 }
 
 
