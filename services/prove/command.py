@@ -13,6 +13,7 @@ from rich.console import Console
 from services.prove.cover import full, quick
 from services.prove.evidence import evidence
 from services.prove.models import DEVICE, DTYPE
+from services.prove.public import absence
 from services.prove.shards import cut, run
 from shared.clock import SYSTEM
 from shared.errors import BurstlineError
@@ -43,6 +44,8 @@ def main(
     except (BurstlineError, OSError, BrokenProcessPool) as fault:
         sys.stderr.write(f"burstline: prove could not measure: {fault}\n")
         return 2
+    if everything and absence():
+        console.print(f"No public model was tried: {absence()}")
     seconds = (SYSTEM.monotonic_ns() - began) / 1e9
     console.print(tally.table())
     for difference in tally.told:

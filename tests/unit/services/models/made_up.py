@@ -118,6 +118,7 @@ def vocabulary() -> tuple[list[str], list[str]]:
         *letters,
         *(merge.replace(" ", "") for merge in merges),
     ]
+    tokens += [f"zz{number}" for number in range(320 - len(tokens))]  # no text comes to them
     return tokens, merges
 
 

@@ -1,0 +1,173 @@
+"""A model that nobody here trained, with n-gram drafts: SmolLM2, when `burstline model add smollm2` has been run.
+
+A trial is one engine. A few conversations run in it together, cold, and then again from what the cache kept; each is compared
+with the same conversation alone, cold and without drafts. Few and short ones: on two slow cores it says some tokens a second.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from tokenizers import Tokenizer
+
+from services.gpu_worker.engine.config import BLOCK_ROWS, EngineConfig
+from services.gpu_worker.engine.limits import EngineLimits
+from services.gpu_worker.engine.models.loader import LoadedModel, load_model
+from services.gpu_worker.engine.placement import place
+from services.gpu_worker.engine.requests import GenerateRequest
+from services.models.config import ModelSettings
+from services.models.store import Store
+from services.prove.axes import DRAFTERS
+from services.prove.compare import Difference, Exam, Verdict, judge
+from services.prove.driver import Driver, Record, WatchedEngine
+from services.prove.models import DEVICE, DTYPE
+from services.prove.rules import RULES, TOP
+from services.prove.trial import Trial
+from shared.protocol.chain import chain
+
+NAME: Final = "smollm2"
+ROOT: Final = b"\x54" * 32
+SAID: Final = 20
+SYSTEM: Final = (
+    "You are a helpful assistant. Answer in one or two short sentences and use plain words. If you do not know an answer, say "
+    "so. When you are asked to repeat something, repeat it word for word, and add nothing of your own."
+)
+CAST: Final = (
+    ("Repeat: the gateway, the worker, the broker, the gateway, the worker, the broker.", "greedy, logprobs"),
+    ("Name three things to see in Paris.", "sampled, truncated"),
+    ("Count from one to nine: one, two, three, four,", "greedy, penalties"),
+)
+"""(question, rule)."""
+MANNERS: Final = (("n-gram K=3", 128, 7), ("n-gram K=7", 64, 1))
+"""(drafter, chunk, rounds a burst)."""
+
+
+def absence() -> str:
+    """Why there is nothing to try; "" = the model is here."""
+    return "" if _store().has(NAME) else f"{NAME} is not here (burstline model add {NAME})"
+
+
+def family(everything: bool, seed: int) -> list[Trial]:
+    """See `families.Family`: of a whole run one trial, so that one process loads the model. Nothing is drawn."""
+    if not everything or absence():
+        return []
+    return [Trial(name=NAME, run=lambda: tried(_store().path(NAME)))]
+
+
+def tried(folder: Path) -> Verdict:
+    """Every manner, the cast twice in one engine each, compared with the cast alone."""
+    loaded, verdict = _loaded(folder), Verdict()
+    prompts = _prompts(folder)
+    plain = [_alone(loaded, prompts, number) for number in range(len(CAST))]
+    for drafter, chunk, rounds in MANNERS:
+        driver = Driver(_engine(loaded, prompts, len(CAST), chunk, rounds))
+        for turn in ("cold", "again"):
+            name = f"{turn}: {NAME} / {drafter} / chunk {chunk}, {rounds} rounds"
+            requests = [
+                _request(loaded, prompts[number], f"{turn}/{number}", number, drafter)
+                for number in range(len(CAST))
+            ]
+            driver.run(requests)
+            records = [driver.records[request.key] for request in requests]
+            for number, (expected, got) in enumerate(zip(plain, records, strict=True)):
+                cached = len(prompts[number]) // BLOCK_ROWS * BLOCK_ROWS if turn == "again" else None
+                _compare(f"{CAST[number][1]}, {name}", expected, got, cached, verdict)
+            _drafted(name, sum(record.end.telemetry.drafted for record in records), verdict)
+        driver.clear()
+    return verdict
+
+
+def _store() -> Store:
+    return Store(ModelSettings().folder())
+
+
+@cache
+def _loaded(folder: Path) -> LoadedModel:
+    return load_model(folder, placement=place(os.environ.get(DEVICE, "cpu"), os.environ.get(DTYPE)))
+
+
+def _prompts(folder: Path) -> list[tuple[int, ...]]:
+    """The cast as the model's own template writes it."""
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    return [
+        tuple(
+            tokenizer.encode(
+                f"<|im_start|>system\n{SYSTEM}<|im_end|>\n<|im_start|>user\n{question}<|im_end|>\n"
+                "<|im_start|>assistant\n",
+                add_special_tokens=False,
+            ).ids
+        )
+        for question, _ in CAST
+    ]
+
+
+def _alone(loaded: LoadedModel, prompts: list[tuple[int, ...]], number: int) -> Record:
+    """One of the cast, cold, without drafts, one round a burst, in the smallest chunks."""
+    driver = Driver(_engine(loaded, prompts, 1, BLOCK_ROWS, 1))
+    request = _request(loaded, prompts[number], "plain", number, "none")
+    driver.run([replace(request, use_cache=False, top_logprobs=TOP)])
+    return driver.records[request.key]
+
+
+def _request(
+    loaded: LoadedModel, tokens: tuple[int, ...], name: str, number: int, drafter: str
+) -> GenerateRequest:
+    rule = RULES[CAST[number][1]]
+    return GenerateRequest(
+        request_id=name,
+        root=ROOT,
+        tokens=tokens,
+        chain=chain(ROOT, tokens),
+        sampling=rule.sampling,
+        max_tokens=SAID,
+        stop_ids=loaded.eos_ids,
+        top_logprobs=TOP if rule.logprobs else None,
+        **DRAFTERS[drafter].fields(),
+    )
+
+
+def _compare(name: str, expected: Record, got: Record, cached: int | None, verdict: Verdict) -> None:
+    """`cached`: what must have been found; null = the cast shares beginnings, and who comes first is the scheduler's."""
+    exam = Exam(
+        cell=name,
+        request_id=name,
+        prompt_tokens=expected.end.prompt_tokens,
+        known=0,
+        logprobs=got.logprobs is not None,
+        cached_tokens=got.cached_tokens if cached is None else cached,
+        gap=lambda index, want, have: None,
+    )
+    part = judge(exam, expected, got)
+    verdict.compared += part.compared
+    verdict.differences += part.differences
+
+
+def _drafted(name: str, count: int, verdict: Verdict) -> None:
+    """Without a draft nothing was shown."""
+    verdict.compared["drafts"] += 1
+    if not count:
+        verdict.differences.append(
+            Difference(cell=name, request_id=name, kind="drafts", position=None, expected="some", got="none")
+        )
+
+
+def _engine(
+    loaded: LoadedModel, prompts: list[tuple[int, ...]], together: int, chunk: int, rounds: int
+) -> WatchedEngine:
+    blocks = -(-(max(map(len, prompts)) + SAID) // BLOCK_ROWS)
+    config = EngineConfig(
+        num_blocks=3 * together * blocks,
+        num_slots=together,
+        num_snapshots=2 * len(CAST),
+        max_batch=together,
+        prefill_chunk=chunk,
+        max_context=blocks * BLOCK_ROWS,
+    )
+    limits = EngineLimits(
+        burst_rounds=rounds, busy_burst_rounds=rounds, draft_cost=0.0, ngram_cost=0.0, floor=0.0
+    )
+    return WatchedEngine(config, loaded, limits=limits)
