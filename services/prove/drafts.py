@@ -14,11 +14,12 @@ from typing import Final
 
 from services.gpu_worker.engine.config import BLOCK_ROWS, EngineConfig
 from services.gpu_worker.engine.limits import EngineLimits
+from services.gpu_worker.engine.models.loader import LoadedModel
 from services.gpu_worker.engine.requests import GenerateRequest
 from services.prove.axes import DRAFTERS
 from services.prove.compare import Difference, Exam, Verdict, judge
 from services.prove.driver import Driver, Record, WatchedEngine
-from services.prove.models import EVERY, HAS
+from services.prove.models import EVERY, HAS, with_block
 from services.prove.prompts import prompt
 from services.prove.rules import RULES, TOP
 from services.prove.trial import Trial
@@ -48,7 +49,7 @@ class Pace:
         return f"chunk {self.chunk}, {self.rounds} rounds"
 
 
-QUICK: Final = ("mtp K=3", "n-gram K=7")
+QUICK: Final = ("mtp K=3", "n-gram K=7", "block K=4")
 
 PACES: Final = (Pace(chunk=128, rounds=7), Pace(chunk=64, rounds=1))
 
@@ -68,7 +69,8 @@ def family(everything: bool, seed: int) -> list[Trial]:
 def tried(model: str, drafter: str, pace: Pace) -> Verdict:
     """Run the cast twice in one engine and compare."""
     verdict, plain = Verdict(), reference(model)
-    driver = Driver(_engine(model, len(CAST), pace))
+    loaded = with_block(model) if DRAFTERS[drafter].kind == "block" else EVERY[model]()
+    driver = Driver(_engine(loaded, len(CAST), pace))
     for turn in ("cold", "again"):
         requests = [_request(turn, number, drafter, scored=turn == "cold") for number in range(len(CAST))]
         driver.run(requests)
@@ -89,7 +91,7 @@ def reference(model: str) -> tuple[Record, ...]:
     """Every request of the cast alone, cold, without a drafter, in the smallest chunks. Made once a process."""
     records = []
     for number in range(len(CAST)):
-        driver = Driver(_engine(model, 1, PACES[-1], ALONE))
+        driver = Driver(_engine(EVERY[model](), 1, PACES[-1], ALONE))
         request = replace(_request("plain", number, "none"), use_cache=False, top_logprobs=TOP)
         driver.run([request])
         records.append(driver.records[request.key])
@@ -141,7 +143,9 @@ def _request(name: str, number: int, drafter: str, *, scored: bool = False) -> G
     )
 
 
-def _engine(model: str, together: int, pace: Pace, limits: EngineLimits | None = None) -> WatchedEngine:
+def _engine(
+    loaded: LoadedModel, together: int, pace: Pace, limits: EngineLimits | None = None
+) -> WatchedEngine:
     rows = max(length for *_, length in CAST) + SAID
     config = EngineConfig(
         num_blocks=3 * together * -(-rows // BLOCK_ROWS),
@@ -158,4 +162,4 @@ def _engine(model: str, together: int, pace: Pace, limits: EngineLimits | None =
         ngram_cost=0.0,
         floor=0.0,
     )
-    return WatchedEngine(config, EVERY[model](), limits=limits or drafting)
+    return WatchedEngine(config, loaded, limits=limits or drafting)

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Final
 
 from services.gpu_worker.engine.config import FULL, LINEAR, ModelDims
+from services.gpu_worker.engine.models.block_loader import load_block
 from services.gpu_worker.engine.models.dense_config import GEMMA3, LLAMA
 from services.gpu_worker.engine.models.latent_config import GLM_LITE
 from services.gpu_worker.engine.models.loader import LoadedModel, load_model
 from services.gpu_worker.engine.models.random import TINY, write_random_model
+from services.gpu_worker.engine.models.random_block import block_hf_config, write_random_block
 from services.gpu_worker.engine.models.random_dense import dense_hf_config, write_random_dense
 from services.gpu_worker.engine.models.random_latent import latent_hf_config, write_random_latent
 from services.gpu_worker.engine.models.random_next import EXPERTS, next_hf_config, write_random_next
@@ -89,15 +91,27 @@ def latent() -> LoadedModel:
     return _written(lambda path: write_random_latent(path, config, seed=RANDOM_SEED))
 
 
+@cache
+def with_block(name: str) -> LoadedModel:
+    """One of `EVERY` with a block drafter of random weights beside it."""
+    loaded = EVERY[name]()
+    with tempfile.TemporaryDirectory() as folder:
+        path = write_random_block(Path(folder) / "drafter", block_hf_config(loaded.dims), seed=RANDOM_SEED)
+        return replace(loaded, drafter=load_block(path, loaded.model))
+
+
 MODELS: Final[Mapping[str, Callable[[], LoadedModel]]] = {
     "tiny": tiny,
     "pocket": pocket,
     "window": windowed,
+    "with a block drafter": lambda: with_block("tiny"),
 }
 """Those that are a value of the axis."""
 
 EVERY: Final[Mapping[str, Callable[[], LoadedModel]]] = {
-    **MODELS,
+    "tiny": tiny,
+    "pocket": pocket,
+    "window": windowed,
     "llama": llama,
     "qwen3-next": qwen3_next,
     "latent": latent,
@@ -105,11 +119,11 @@ EVERY: Final[Mapping[str, Callable[[], LoadedModel]]] = {
 """A model of each family."""
 
 HAS: Final[Mapping[str, tuple[str, ...]]] = {
-    "tiny": ("mtp", "ngram"),
-    "pocket": ("mtp", "ngram"),
-    "window": ("ngram",),
-    "llama": ("ngram",),
-    "qwen3-next": ("mtp", "ngram"),
-    "latent": ("mtp", "ngram"),
+    "tiny": ("mtp", "ngram", "block"),
+    "pocket": ("mtp", "ngram", "block"),
+    "window": ("ngram", "block"),
+    "llama": ("ngram", "block"),
+    "qwen3-next": ("mtp", "ngram", "block"),
+    "latent": ("mtp", "ngram", "block"),
 }
 """The kinds of drafters that there are for each."""
