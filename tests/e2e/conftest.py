@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,7 +69,14 @@ class Line:
 
 @pytest.fixture(scope="package")
 def line() -> Iterator[Line]:
-    """Started once for this folder and stopped when its tests are done: it must drain, leave no process and exit 0."""
+    """Started once for this folder and stopped when its tests are done."""
+    with running() as line:
+        yield line
+
+
+@contextmanager
+def running(*arguments: str, **variables: str) -> Iterator[Line]:
+    """`burstline up` with these arguments; at the end it must drain, leave no process and exit 0."""
     with tempfile.TemporaryDirectory(prefix="burstline-e2e-") as root:
         folder, log = Path(root) / "data", Path(root) / "up.log"
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("BURSTLINE_")}
@@ -79,10 +87,14 @@ def line() -> Iterator[Line]:
             "BURSTLINE_EMBEDDED_RESTART_BACKOFF_S": "0.1",
             "BURSTLINE_WORKER_ACK_WAIT_S": "4",  # how soon a killed worker's request is delivered again
             "OMP_NUM_THREADS": "1",
+            **variables,
         }
         with log.open("wb") as output:
             process = subprocess.Popen(
-                [sys.executable, "-m", "services.cli", "up"], env=environment, stdout=output, stderr=output
+                [sys.executable, "-m", "services.cli", "up", *arguments],
+                env=environment,
+                stdout=output,
+                stderr=output,
             )
         line = Line(folder, environment, log)
         try:
