@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -10,7 +11,8 @@ from torch import Tensor
 from services.gpu_worker.engine.config import ModelDims
 from services.gpu_worker.engine.models.tensors import Shapes, mlp_shapes
 
-_PARTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
+_PARTS: Final = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
+_STACKED: Final = ("experts.gate_up_proj", "experts.down_proj")
 
 
 def expert_shapes(at: str, dims: ModelDims) -> Shapes:
@@ -19,6 +21,17 @@ def expert_shapes(at: str, dims: ModelDims) -> Shapes:
     for expert in range(dims.experts):
         shapes |= mlp_shapes(dims.hidden, dims.expert_width, f"{at}{expert}.")
     return shapes
+
+
+def one_by_one(shapes: Shapes, dims: ModelDims, stacked: Callable[[str], bool] = lambda _: False) -> Shapes:
+    """The same with experts that are stored one by one, but for layers whose tensors are `stacked`."""
+    out: Shapes = {}
+    for name, shape in shapes.items():
+        if not name.endswith(_STACKED) or stacked(name):
+            out[name] = shape
+        elif name.endswith(_STACKED[0]):
+            out |= expert_shapes(name.removesuffix("gate_up_proj"), dims)
+    return out
 
 
 def stacked_experts(stored: Mapping[str, Tensor], name: str, count: int) -> Tensor:
@@ -33,3 +46,22 @@ def stacked_experts(stored: Mapping[str, Tensor], name: str, count: int) -> Tens
     if out is None:
         raise ValueError(f"{name}: no experts")
     return out
+
+
+class StackedExperts(Mapping[str, Tensor]):
+    """Tensors as they are stored, experts stacked when they are asked for."""
+
+    def __init__(self, stored: Mapping[str, Tensor], count: int) -> None:
+        self._stored = stored
+        self._count = count
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name.endswith(_STACKED) and name not in self._stored:
+            return stacked_experts(self._stored, name, self._count)
+        return self._stored[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._stored)
+
+    def __len__(self) -> int:
+        return len(self._stored)

@@ -19,14 +19,13 @@ import torch
 from torch import Tensor
 
 from services.gpu_worker.engine.config import ModelDims
-from services.gpu_worker.engine.models.expert_tensors import expert_shapes, stacked_experts
+from services.gpu_worker.engine.models.expert_tensors import StackedExperts, one_by_one
 from services.gpu_worker.engine.models.tensors import Shapes, checkpoint_shapes
 from shared.errors import EngineFault
 
 _QKV, _Z = "linear_attn.in_proj_qkv.weight", "linear_attn.in_proj_z.weight"
 _B, _A = "linear_attn.in_proj_b.weight", "linear_attn.in_proj_a.weight"
 _QKVZ, _BA = "linear_attn.in_proj_qkvz.weight", "linear_attn.in_proj_ba.weight"
-_STACKED = ("experts.gate_up_proj", "experts.down_proj")
 
 
 def read_next(config: Mapping[str, Any], *, has_mtp: bool, mtp_mixes: bool) -> ModelDims:
@@ -58,15 +57,13 @@ def _mixes(text: Mapping[str, Any], index: int) -> bool:
 def next_shapes(dims: ModelDims) -> Shapes:
     """Every tensor that a model of these dimensions needs, as this layout names it."""
     shapes: Shapes = {}
-    for name, shape in checkpoint_shapes(dims).items():
+    for name, shape in one_by_one(checkpoint_shapes(dims), dims).items():
         prefix = name.partition("linear_attn.")[0]
         if name.endswith(_QKV):
             shapes[prefix + _QKVZ] = (shape[0] + dims.gdn_value_heads * dims.gdn_value_dim, dims.hidden)
         elif name.endswith(_B):
             shapes[prefix + _BA] = (2 * dims.gdn_value_heads, dims.hidden)
-        elif name.endswith(_STACKED[0]):
-            shapes |= expert_shapes(name.removesuffix("gate_up_proj"), dims)
-        elif not name.endswith((_Z, _A, _STACKED[1])):
+        elif not name.endswith((_Z, _A)):
             shapes[name] = shape
     return shapes
 
@@ -76,7 +73,7 @@ class NextWeights(Mapping[str, Tensor]):
 
     def __init__(self, dims: ModelDims, stored: Mapping[str, Tensor]) -> None:
         self._dims = dims
-        self._stored = stored
+        self._stored = StackedExperts(stored, dims.experts)
         self._names = checkpoint_shapes(dims)
 
     def __getitem__(self, name: str) -> Tensor:
@@ -86,8 +83,6 @@ class NextWeights(Mapping[str, Tensor]):
             return gate if name.endswith(_Z) else torch.cat([query, key, value])
         if name.endswith((_B, _A)):
             return self._ba(self._stored[prefix + _BA], int(name.endswith(_A)))
-        if name.endswith(_STACKED):
-            return stacked_experts(self._stored, name, self._dims.experts)
         return self._stored[name]
 
     def __iter__(self) -> Iterator[str]:

@@ -19,6 +19,7 @@ from services.gpu_worker.engine.config import ModelDims
 from services.gpu_worker.engine.models.checkpoint import Checkpoint
 from services.gpu_worker.engine.models.dense import DenseModel, dense_products, dense_shapes
 from services.gpu_worker.engine.models.dense_config import read_dense
+from services.gpu_worker.engine.models.expert_tensors import StackedExperts, one_by_one
 from services.gpu_worker.engine.models.family import Model
 from services.gpu_worker.engine.models.hybrid import HybridModel, matmul_shapes
 from services.gpu_worker.engine.models.latent import LatentModel, latent_products
@@ -54,12 +55,17 @@ Family = Callable[[Mapping[str, Any], Checkpoint], Blueprint]
 
 def _hybrid(config: Mapping[str, Any], checkpoint: Checkpoint) -> Blueprint:
     dims = ModelDims.from_hf(config, has_mtp=_has_mtp(checkpoint))
+    shapes = checkpoint_shapes(dims)
+    # Published folders hold experts stacked, those that transformers writes one by one.
+    each = one_by_one(shapes, dims, lambda name: name in checkpoint)
     return Blueprint(
         dims=dims,
         unused=_tied(dims),
-        tensors=checkpoint_shapes(dims),
+        tensors=each if any(name in checkpoint for name in set(each) - set(shapes)) else shapes,
         products=matmul_shapes(dims),
-        build=partial(HybridModel, dims),
+        build=lambda weights, recipe, placement: HybridModel(
+            dims, StackedExperts(weights, dims.experts), recipe, placement
+        ),
     )
 
 
