@@ -28,7 +28,7 @@ ARRIVAL_STEPS: Final = 14
 """Sixteen requests come within so many steps, so that some still prime while the first ones leave."""
 MAX_VERIFY: Final = 8
 CONTEXT: Final = 1280
-HOST_BYTES: Final = 2**28
+HOST_BYTES: Final = 2**26
 PEER_CHUNK: Final = 192
 """Of the other worker: none of those that cells have."""
 BLOCKS_A_CELL: Final = 2 * CONTEXT // BLOCK_ROWS

@@ -217,7 +217,7 @@ def _engine(model: str, manner: Manner, script: Script) -> TurnsEngine:
         max_batch=COMPANY + 1,
         prefill_chunk=manner.chunk,
         max_context=512,
-        host_tier_bytes=2**28,
+        host_tier_bytes=2**24,
     )
     limits = EngineLimits(
         burst_rounds=manner.rounds,
