@@ -73,11 +73,12 @@ PLAIN_SCRIPT: Final = Script(
         "word for word."
     ),
     tools=[],
-    # The last answer repeats what was said before, as agents' answers do: n-gram drafts come from the conversation.
+    # The last answer says again most of what it was given, as edits do: there n-gram drafts are accepted.
     questions=(
         "What is the capital of France?",
         "Name three things to see in that city.",
-        "Repeat your last answer word for word.",
+        'Correct the spelling of this text: "The gateway puts evry request on a queue, the workers take it from the queue, '
+        'and the broker keeps the cache."',
     ),
     max_tokens=64,
 )
