@@ -15,6 +15,9 @@ from shared.config import POCKET, Settings
 
 PREFIX = "BURSTLINE_WORKER_"
 
+BLOCK_FOLDER = "block"
+"""Of a model's folder: the drafter that was trained for it."""
+
 
 class WorkerSettings(Settings):
     """One worker process: one model, one engine, one epoch."""
@@ -43,7 +46,10 @@ class WorkerSettings(Settings):
     prefill_chunk: int = Field(default=512, ge=BLOCK_ROWS)
     burst_rounds: int = Field(default=8, ge=1)
     busy_burst_rounds: int = Field(default=2, ge=1)
-    drafter: Literal["mtp", "ngram", "none"] = "mtp"
+    drafter: Literal["auto", "mtp", "block", "ngram", "none"] = "mtp"
+    """The default of requests that name none; auto: what is measured to be the fastest."""
+    drafter_folder: Path | None = None
+    """A block drafter of the published layouts; null = `block` in the model's folder, if there is one."""
     speculation_k: int = Field(default=3, ge=0, le=63)
     draft_vocab: int = Field(default=0, ge=0)
     """On a card the MTP head proposes among so many ids from the first on; 0 = among all."""
@@ -119,6 +125,12 @@ class WorkerSettings(Settings):
         return self
 
     @property
+    def block_folder(self) -> Path | None:
+        """Where the block drafter is; null = there is none."""
+        own = self.model_folder / BLOCK_FOLDER
+        return self.drafter_folder or (own if (own / "model.safetensors").exists() else None)
+
+    @property
     def max_drafts(self) -> int:
         """Most drafts a round: a request may ask for more, or for another drafter, than this worker's default."""
         return 0 if self.drafter == "none" else self.max_verify - 1
@@ -137,6 +149,7 @@ class WorkerSettings(Settings):
             device=self.device,
             dtype=self.dtype,
             draft_vocab=self.draft_vocab,
+            drafter_folder=str(self.block_folder) if self.block_folder is not None else None,
             max_context=self.max_context,
         )
 

@@ -20,6 +20,7 @@ from services.gpu_worker.engine.events import (
     Admitted,
     Burst,
     Captured,
+    DrafterChosen,
     DrafterOff,
     DrafterOffReason,
     Event,
@@ -104,6 +105,8 @@ class Intake:
                 self._burst(event)
             case Captured():
                 self._on_capture(event)
+            case DrafterChosen():
+                self._core.metrics.drafters_chosen.labels(event.drafter, event.reason).inc()
             case DrafterOff():
                 self._drafter_off(event)
             case Parked():

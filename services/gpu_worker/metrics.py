@@ -43,6 +43,11 @@ class WorkerMetrics:
             "Accepted drafts of ended streams, by position in their draft",
             ["position"],
         )
+        self.drafters_chosen = counter(
+            "burstline_worker_drafters_chosen",
+            "Drafters that the worker chose, by drafter and reason (gain, probe, no_gain, fallback)",
+            ["drafter", "reason"],
+        )
         self.drafters_off = counter(
             "burstline_worker_drafters_off",
             "Streams that lost their drafter, by drafter and reason (load, acceptance, context, draft_rows)",

@@ -75,7 +75,11 @@ class Pulse:
         """The worker as gateways and the broker see it."""
         core, stats = self._core, self._core.host.stats
         dims = core.host.engine.dims
-        drafter = core.settings.drafter if core.settings.drafter != "mtp" or dims.has_mtp else "none"
+        drafter = core.settings.drafter
+        if (drafter == "mtp" and not dims.has_mtp) or (
+            drafter == "block" and core.settings.block_folder is None
+        ):
+            drafter = "none"
         drafts = min(core.settings.speculation_k, core.max_drafts) if drafter != "none" else 0
         return Heartbeat(
             worker_id=core.identity.worker_id,

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from services.gpu_worker.engine.events import Admitted, Burst, Captured, DrafterOff, Event, Parked, Primed
+from services.gpu_worker.engine.events import (
+    Admitted,
+    Burst,
+    Captured,
+    DrafterChosen,
+    DrafterOff,
+    Event,
+    Parked,
+    Primed,
+)
 from shared.protocol.messages import Terminal
 from shared.telemetry import Parent, Telemetry
 
@@ -18,6 +27,8 @@ def record(telemetry: Telemetry, parent: Parent, event: Event) -> None:
             telemetry.record("engine.burst", parent, event.start_ns, event.end_ns, _burst(event))
         case Captured():
             telemetry.record("cache.capture", parent, event.end_ns, event.end_ns, _captured(event))
+        case DrafterChosen():
+            telemetry.record("engine.drafter", parent, event.end_ns, event.end_ns, _chosen(event))
         case DrafterOff():
             telemetry.record("engine.drafter_off", parent, event.end_ns, event.end_ns, _drafter_off(event))
         case Parked():
@@ -97,6 +108,15 @@ def end(terminal: Terminal) -> dict[str, str | int | bool]:
         "burstline.completion_tokens": terminal.completion_tokens,
         "burstline.failure": terminal.failure.code if terminal.failure else "",
     }
+
+
+def _chosen(event: DrafterChosen) -> dict[str, int | str | float]:
+    told: dict[str, int | str | float] = {
+        "burstline.choice": event.choice,
+        "burstline.drafter": event.drafter,
+        "burstline.reason": event.reason.value,
+    }
+    return told | {f"burstline.gain.{kind}": round(gain, 3) for kind, gain in event.gains}
 
 
 def _drafter_off(event: DrafterOff) -> dict[str, int | str | float]:

@@ -34,9 +34,10 @@ class StreamOptions(Strict):
 
 
 class SpeculationFields(Strict):
-    """Drafter and drafts a round; `{"drafter": "none"}` is plain decode. Absent = what the worker runs by default."""
+    """Drafter and most drafts a round; `{"drafter": "none"}` is plain decode, `auto` leaves it to the worker. Absent = what
+    the worker runs by default."""
 
-    drafter: Literal["none", "mtp", "ngram"]
+    drafter: Literal["auto", "none", "mtp", "block", "ngram"]
     k: Annotated[int, Field(ge=0)] | None = None
 
 

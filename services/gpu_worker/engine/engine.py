@@ -17,6 +17,7 @@ from services.gpu_worker.engine.accounts import Counters, picture
 from services.gpu_worker.engine.affinity import AffinityPool
 from services.gpu_worker.engine.aside import Aside
 from services.gpu_worker.engine.cancels import Cancel, Cancels
+from services.gpu_worker.engine.choice import Choice
 from services.gpu_worker.engine.config import EngineConfig
 from services.gpu_worker.engine.events import Event, FinishReason
 from services.gpu_worker.engine.executor import Executor
@@ -90,6 +91,8 @@ class Engine:
             self._sessions,
             self._keeper,
             reserve=self._limits.decode_reserve,
+            choice=Choice(self._gain, self._sessions.kinds, self._limits),
+            running=lambda: len(self._active),
             faults=faults,
             clock=clock,
             tell=self._tell,

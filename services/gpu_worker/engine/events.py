@@ -109,6 +109,7 @@ class Burst:
     accepted: int
     start_ns: int
     end_ns: int
+    drafter: DrafterKind = "none"  #: who proposed, at the burst's end
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -138,6 +139,28 @@ class DrafterOffReason(StrEnum):
     ACCEPTANCE = "acceptance"  #: too few drafts stood (the floor)
     CONTEXT = "context"  #: the end of the context is near (R-S9)
     DRAFT_ROWS = "draft_rows"  #: it goes on from a turn that had no drafter: the head's rows are not written
+
+
+class ChoiceReason(StrEnum):
+    """Why a stream that left the choice to the worker has the drafter that it has."""
+
+    GAIN = "gain"  #: it is expected to bring the most tokens a second
+    PROBE = "probe"  #: it has not been tried for long
+    NO_GAIN = "no_gain"  #: none is expected to pay
+    FALLBACK = "fallback"  #: the one before brought too little
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DrafterChosen:
+    """The worker chose a stream's drafter, or another one. No token changes by it."""
+
+    request_id: str
+    choice: int
+    drafter: DrafterKind
+    reason: ChoiceReason
+    gains: tuple[tuple[DrafterKind, float], ...]
+    """Expected tokens a second over plain decode's, of each that could serve; empty where none was weighed."""
+    end_ns: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -186,5 +209,14 @@ class Finished:
 
 
 Event: TypeAlias = (
-    Admitted | HitDropped | PromptScored | Primed | Burst | Captured | DrafterOff | Parked | Finished
+    Admitted
+    | HitDropped
+    | PromptScored
+    | Primed
+    | Burst
+    | Captured
+    | DrafterChosen
+    | DrafterOff
+    | Parked
+    | Finished
 )

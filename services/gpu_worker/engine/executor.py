@@ -122,11 +122,11 @@ class Executor:
         self._burst(streams, rounds, stop)
         end = self._clock.wall_ns()
         for stream in streams:
-            burst, news = stream.burst(start, end), stream.drafter_news(end)
+            burst = stream.burst(start, end)
             if burst is not None:
                 self._counters.decode_tokens += len(burst.tokens)
                 self._tell(burst)
-            if news is not None:
+            for news in stream.drafter_news(end):
                 self._tell(news)
 
     def _demote(self, streams: Sequence[Stream]) -> None:

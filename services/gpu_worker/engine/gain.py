@@ -3,27 +3,28 @@
     gain = tokens a verify x t_plain / (drafts x t_draft + t_verify)
 
 Times are of launches of one width, measured once when the engine starts, for a few batches. Tokens and drafts a verify are
-running averages over the streams that speculate, of whichever drafter. Above the spec gate's bounds this decides
-(`scheduler.speculation`); which tokens a stream has never depends on it.
+running averages over the streams of each drafter. Above the spec gate's bounds this decides (`scheduler.speculation`), and
+which drafter a stream gets that leaves it to the worker (`choice`); which tokens a stream has never depends on it.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import torch
 from torch import Tensor
 
-from services.gpu_worker.engine.batch import DraftRows, VerifyRows
+from services.gpu_worker.engine.batch import BlockAsk, DraftRows, VerifyRows
 from services.gpu_worker.engine.config import EngineConfig
 from services.gpu_worker.engine.drafters.gate import PRIOR
 from services.gpu_worker.engine.events import Burst, Event
 from services.gpu_worker.engine.faults import OutOfMemory
 from services.gpu_worker.engine.limits import SpecGate
+from services.gpu_worker.engine.requests import DrafterKind
 from services.gpu_worker.engine.runner import ModelRunner
 from shared.clock import Clock
 
@@ -35,7 +36,12 @@ REPEATS: Final = 6
 """Launches of a kind, after a first one, of which the fastest counts: other work on a machine only ever adds."""
 MEMORY_ROUNDS: Final = 64.0
 """Rounds after which the averages have forgotten two thirds of what was before."""
-FIRST_DRAFTS: Final = 3
+FIRST: Final[Mapping[DrafterKind, tuple[float, float]]] = {
+    "mtp": (3.0, sum(PRIOR**place for place in range(4))),
+    "block": (5.0, 2.8),
+    "ngram": (3.0, 1.3),
+}
+"""(drafts, tokens) a verify, of a drafter that nobody has had yet."""
 TOKEN: Final = 3
 """Any id: what is computed does not matter."""
 MOST_COLUMNS: Final = 8
@@ -44,21 +50,23 @@ MOST_COLUMNS: Final = 8
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pace:
-    """Seconds of launches that hold `batch` sequences: a verify of one column, of `columns`, and a draft a sequence (0
-    without a head to draft with)."""
+    """Seconds of launches that hold `batch` sequences: a verify of one column, of `columns`, a draft a sequence (0 without
+    a head to draft with), and a pass over a block each (0 without a block drafter)."""
 
     batch: int
     plain: float
     columns: int
     full: float
     draft: float
+    block: float = 0.0
 
-    def gain(self, drafts: float, tokens: float) -> float:
+    def gain(self, drafts: float, tokens: float, kind: DrafterKind = "mtp") -> float:
         """Tokens a second, over those of plain decode, with `drafts` drafts and `tokens` tokens a verify. A verify of a
         width between takes a time between."""
         share = drafts / (self.columns - 1) if self.columns > 1 else 0.0
         verify = self.plain + share * (self.full - self.plain)
-        return tokens * self.plain / (drafts * self.draft + verify)
+        drafting = {"mtp": drafts * self.draft, "block": self.block}.get(kind, 0.0)
+        return tokens * self.plain / (drafting + verify)
 
 
 class Gain:
@@ -67,23 +75,35 @@ class Gain:
     def __init__(self, paces: Sequence[Pace] = ()) -> None:
         """`paces` by batch, ascending."""
         self._paces = tuple(paces)
-        self._drafts = float(FIRST_DRAFTS)
-        self._tokens = sum(PRIOR**place for place in range(FIRST_DRAFTS + 1))
+        self._seen: dict[DrafterKind, tuple[float, float]] = {}
 
     def learn(self, events: Iterable[Event]) -> None:
         """Take in what bursts with drafts brought."""
         for event in events:
-            if isinstance(event, Burst) and event.drafted:
+            if isinstance(event, Burst) and event.drafted and event.drafter in FIRST:
                 weight = 1.0 - (1.0 - 1.0 / MEMORY_ROUNDS) ** event.rounds
-                self._drafts += weight * (event.drafted / event.rounds - self._drafts)
-                self._tokens += weight * (1.0 + event.accepted / event.rounds - self._tokens)
+                drafts, tokens = self.seen(event.drafter)
+                drafts += weight * (event.drafted / event.rounds - drafts)
+                tokens += weight * (1.0 + event.accepted / event.rounds - tokens)
+                self._seen[event.drafter] = drafts, tokens
 
-    def at(self, load: int) -> float | None:
-        """The gain with so many streams, by the smallest batch measured that holds them; null when none was."""
+    def seen(self, kind: DrafterKind) -> tuple[float, float]:
+        """(drafts, tokens) a verify of a drafter's streams."""
+        return self._seen.get(kind, FIRST[kind])
+
+    def of(self, kind: DrafterKind, load: int) -> float | None:
+        """What a drafter gains with so many streams, by the smallest batch measured that holds them; null when none was."""
         if not self._paces:
             return None
         pace = next((pace for pace in self._paces if pace.batch >= load), self._paces[-1])
-        return pace.gain(self._drafts, self._tokens)
+        return pace.gain(*self.seen(kind), kind)
+
+    def at(self, load: int) -> float | None:
+        """The gain with so many streams of the best drafter that any has had; of the head, before any did."""
+        if not self._paces:
+            return None
+        kinds: tuple[DrafterKind, ...] = tuple(self._seen) or ("mtp",)
+        return max(self.of(kind, load) or 0.0 for kind in kinds)
 
 
 def gain_for(
@@ -137,7 +157,9 @@ class _Trial:
     def pace(self, columns: int, clock: Clock) -> Pace:
         """Time the three kinds by turns, so that a machine that is slow for a while is slow for all of them."""
         kinds: list[Callable[[], None]] = [lambda: self._verify(1), lambda: self._verify(columns)]
-        kinds += [self._draft] if self._runner.dims.has_mtp else []
+        has_mtp, has_block = self._runner.dims.has_mtp, self._runner.block is not None
+        kinds += [self._draft] if has_mtp else []
+        kinds += [self._block] if has_block else []
         best = [math.inf] * len(kinds)
         for repeat in range(REPEATS + 1):
             for number, launch in enumerate(kinds):
@@ -145,17 +167,32 @@ class _Trial:
                 launch()
                 took = max(clock.monotonic_ns() - began, 1) / 1e9
                 best[number] = min(best[number], took) if repeat else math.inf
-        plain, full, *draft = best
-        return Pace(batch=len(self._slots), plain=plain, columns=columns, full=full, draft=sum(draft))
+        plain, full, *rest = best
+        return Pace(
+            batch=len(self._slots),
+            plain=plain,
+            columns=columns,
+            full=full,
+            draft=rest[0] if has_mtp else 0.0,
+            block=rest[-1] if has_block else 0.0,
+        )
 
     def _verify(self, width: int) -> None:
         ids = (TOKEN,) * width
-        rows = [VerifyRows(slot=i, start=self._rows, tokens=ids, block_table=(i,)) for i in self._slots]
+        tap = self._runner.block is not None
+        rows = [
+            VerifyRows(slot=i, start=self._rows, tokens=ids, block_table=(i,), tap=tap) for i in self._slots
+        ]
         self._hiddens = self._runner.verify(rows)
         self._runner.logits(torch.cat(self._hiddens)).cpu()
         for slot in self._slots:
             self._runner.accept(slot, width)
         self._rows += width
+
+    def _block(self) -> None:
+        """The rows of the last verifies are taken in as well, as in a round."""
+        asks = [BlockAsk(slot=i, start=self._rows, anchor=TOKEN, k=MOST_COLUMNS - 1) for i in self._slots]
+        self._runner.propose(asks)
 
     def _draft(self) -> None:
         rows = [

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from services.gpu_worker.engine.cache.manager import CacheManager
+from services.gpu_worker.engine.choice import Choice, Chosen
 from services.gpu_worker.engine.config import ModelDims
-from services.gpu_worker.engine.events import Admitted, DrafterOffReason, Event
+from services.gpu_worker.engine.events import Admitted, ChoiceReason, DrafterOffReason, Event
 from services.gpu_worker.engine.faults import Faults
 from services.gpu_worker.engine.keeper import Keeper
 from services.gpu_worker.engine.scheduler import Speculation
@@ -23,7 +24,7 @@ from shared.errors import EngineFault
 
 
 class Opener:
-    """`reserve` = completion rows that a stream goes in with."""
+    """`reserve` = completion rows that a stream goes in with; `running` = streams that there are."""
 
     def __init__(
         self,
@@ -33,6 +34,8 @@ class Opener:
         keeper: Keeper,
         *,
         reserve: int,
+        choice: Choice,
+        running: Callable[[], int],
         faults: Faults | None,
         clock: Clock,
         tell: Callable[[Event], None],
@@ -42,6 +45,8 @@ class Opener:
         self._sessions = sessions
         self._keeper = keeper
         self._reserve = reserve
+        self._choice = choice
+        self._running = running
         self._faults = faults
         self._clock = clock
         self._tell = tell
@@ -57,11 +62,11 @@ class Opener:
         if admission is None:
             raise EngineFault("a planned admission did not fit")
         sequence.layer_states = layer_states(self._dims.layer_types, sequence.slot_idx)
-        speculate = verdict is Speculation.ADMIT
+        chosen = self._chosen(waiting, sequence, verdict)
         session = self._sessions.open(
             request,
             sequence,
-            speculate=speculate,
+            drafter=chosen.drafter,
             last_hidden=admission.last_hidden,
             counters=past.counters if past else None,
             capture_disabled=past.capture_disabled if past else False,
@@ -69,13 +74,12 @@ class Opener:
         session.overshoot = self._faults.overshoot(request.key) if self._faults else 0
         now = self._clock.wall_ns()
         stream = Stream(request=request, session=session, prime_ns=now, past=past, number=waiting.number)
+        stream.drafter = past.drafter if past and past.drafter else chosen.drafter
         if base is not None and base is waiting.checkpoint:
             self._keeper.runs(stream, base)
             session.resume(self._cache)
-        if not speculate and self._sessions.drafts(request):
-            stream.drafter_off(DrafterOffReason.LOAD)
-        elif past is None and self._sessions.drafts(request) and not isinstance(session, SpecSession):
-            stream.drafter_off(DrafterOffReason.DRAFT_ROWS)
+        if self._sessions.drafts(request):
+            self._say(stream, chosen, verdict)
         if past is None:
             self._tell(
                 Admitted(
@@ -90,3 +94,27 @@ class Opener:
                 )
             )
         return stream
+
+    def _chosen(self, waiting: Waiting, sequence: SequenceState, verdict: Speculation) -> Chosen:
+        """The stream's drafter: the one that it had, that it asked for, or that is found best; none where it cannot
+        serve, or nobody drafts now."""
+        request, past = waiting.request, waiting.past
+        if verdict is not Speculation.ADMIT or not self._sessions.drafts(request):
+            return Chosen("none", ChoiceReason.NO_GAIN, ())
+        fitting = self._sessions.fitting(request, sequence)
+        wanted = past.drafter if past is not None and past.drafter is not None else request.drafter
+        if wanted == "auto":
+            return self._choice.choose(self._running() + 1, fitting)
+        return Chosen(wanted if wanted in fitting else "none", ChoiceReason.GAIN, ())
+
+    def _say(self, stream: Stream, chosen: Chosen, verdict: Speculation) -> None:
+        """Which drafter a stream got that left it open, or why it got none."""
+        first, drafting = stream.past is None, isinstance(stream.session, SpecSession)
+        if verdict is not Speculation.ADMIT:
+            stream.drafter_off(DrafterOffReason.LOAD)
+        elif stream.request.drafter == "auto" and first:
+            self._tell(stream.chosen(chosen.reason, chosen.gains, self._clock.wall_ns()))
+        elif first and not drafting:
+            stream.drafter_off(DrafterOffReason.DRAFT_ROWS)
+        if not drafting and stream.drafter == "none":
+            stream.drafter = stream.request.drafter

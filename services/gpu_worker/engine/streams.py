@@ -11,6 +11,8 @@ from services.gpu_worker.engine.config import BLOCK_ROWS
 from services.gpu_worker.engine.events import (
     Burst,
     Captured,
+    ChoiceReason,
+    DrafterChosen,
     DrafterOff,
     DrafterOffReason,
     Finished,
@@ -21,7 +23,7 @@ from services.gpu_worker.engine.events import (
     SpecTelemetry,
 )
 from services.gpu_worker.engine.faults import StreamKey
-from services.gpu_worker.engine.requests import GenerateRequest, ReuseKind
+from services.gpu_worker.engine.requests import DrafterKind, GenerateRequest, ReuseKind
 from services.gpu_worker.engine.sessions.base import Session
 from services.gpu_worker.engine.sessions.mtp import SpecSession
 from services.gpu_worker.engine.waiting import Past, Waiting
@@ -50,6 +52,7 @@ class Stream:
     preempted: bool = False
     scored: int = field(init=False)  #: prompt tokens whose log probabilities were told
     told: SpecTelemetry = field(init=False)  #: what earlier bursts reported
+    drafter: DrafterKind = "none"  #: the one that it was admitted with, or has by now
     _off: DrafterOffReason | None = None
     _off_told: bool = False
 
@@ -132,6 +135,7 @@ class Stream:
             cached_tokens=self.cached_tokens,
             reuse=self.reuse if self.emitted else "exact",
             preempted=(self.past.preempted if self.past else 0) + self.preempted,
+            drafter=self.drafter,
             scored=self.scored,
             capture_disabled=self.aside or self.session.capture_disabled,
             checkpoint=self.checkpoint,
@@ -198,26 +202,48 @@ class Stream:
             accepted=now.accepted - told.accepted,
             start_ns=start_ns,
             end_ns=end_ns,
+            drafter=self.drafter if self.speculating else "none",
         )
 
     def drafter_off(self, reason: DrafterOffReason) -> None:
         """The engine took the drafter away."""
         self._off = reason
 
-    def drafter_news(self, now_ns: int) -> DrafterOff | None:
-        """Say once that the drafter is gone, whoever took it away."""
-        reason = self._off
-        if reason is None and isinstance(self.session, SpecSession):
-            reason = self.session.off_reason
-        if reason is None or self._off_told:
-            return None
-        self._off_told = True
+    def drafter_news(self, now_ns: int) -> list[DrafterOff | DrafterChosen]:
+        """Say once that the drafter is gone, whoever took it away, and who came in its place."""
+        news: list[DrafterOff | DrafterChosen] = []
+        session, reason = self.session, self._off
+        if isinstance(session, SpecSession):
+            if session.kind != self.drafter:
+                news.append(self._gone(DrafterOffReason.ACCEPTANCE, now_ns))
+                self.drafter = session.kind
+                news.append(self.chosen(ChoiceReason.FALLBACK, (), now_ns))
+            reason = reason or session.off_reason
+        if reason is not None and not self._off_told:
+            self._off_told = True
+            news.append(self._gone(reason, now_ns))
+        return news
+
+    def chosen(
+        self, reason: ChoiceReason, gains: tuple[tuple[DrafterKind, float], ...], now_ns: int
+    ) -> DrafterChosen:
+        """Say which drafter the stream has, and why."""
+        return DrafterChosen(
+            request_id=self.request.request_id,
+            choice=self.request.choice,
+            drafter=self.drafter,
+            reason=reason,
+            gains=gains,
+            end_ns=now_ns,
+        )
+
+    def _gone(self, reason: DrafterOffReason, now_ns: int) -> DrafterOff:
         telemetry = self.session.telemetry()
         tokens = telemetry.rounds + telemetry.accepted
         return DrafterOff(
             request_id=self.request.request_id,
             choice=self.request.choice,
-            drafter=self.request.drafter,
+            drafter=self.drafter,
             reason=reason,
             tokens_per_verify=tokens / telemetry.rounds if telemetry.rounds else 0.0,
             end_ns=now_ns,

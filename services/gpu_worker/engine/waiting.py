@@ -7,7 +7,7 @@ from typing import Final
 
 from services.gpu_worker.engine.cache.decoded import DecodedState
 from services.gpu_worker.engine.events import Finished, SpecTelemetry
-from services.gpu_worker.engine.requests import GenerateRequest, ReuseKind
+from services.gpu_worker.engine.requests import DrafterKind, GenerateRequest, ReuseKind
 from services.gpu_worker.engine.sessions.outcome import Ending
 from services.gpu_worker.engine.sessions.telemetry import SessionCounters
 
@@ -27,6 +27,7 @@ class Past:
     scored: int = 0  #: prompt tokens whose log probabilities were told
     capture_disabled: bool = False  #: a launch of it did not fit (R-S8)
     checkpoint: DecodedState | None = None  #: to come back from, if it is still kept (R-Q17)
+    drafter: DrafterKind | None = None  #: that it had
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -49,9 +49,9 @@ class CachePlan(Part, frozen=True, kw_only=True):
 
 
 class Speculation(Part, frozen=True, kw_only=True):
-    """Which drafter and how many drafts a round; k = 0 is plain decode."""
+    """Which drafter and how many drafts a round, at most; k = 0 is plain decode. `auto`: the worker chooses."""
 
-    drafter: Literal["none", "mtp", "ngram"]
+    drafter: Literal["auto", "none", "mtp", "block", "ngram"]
     k: int
 
 

@@ -8,13 +8,14 @@ So nothing is ever pending between rounds, and a hand-off needs no flush (R-D6).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from torch import Tensor
 
 from services.gpu_worker.engine.cache.entry import Capture
 from services.gpu_worker.engine.drafters.block import BlockDrafter
+from services.gpu_worker.engine.drafters.ngram import NgramDrafter
 from services.gpu_worker.engine.events import FinishReason, TokenLogprob
 from services.gpu_worker.engine.models.block_config import BlockDims
 from services.gpu_worker.engine.requests import GenerateRequest
@@ -76,6 +77,7 @@ class DsparkSpecSession(SpecSession):
         last_hidden: Tensor | None = None,
         capture_disabled: bool = False,
         counters: SessionCounters | None = None,
+        fallback: Callable[[], NgramDrafter] | None = None,
     ) -> None:
         """Raises EngineFault when the drafter lacks rows of what the sequence begins with (R-D2)."""
         if not context.covers(sequence.ssm_slot_idx(), sequence.seq_len):
@@ -90,6 +92,7 @@ class DsparkSpecSession(SpecSession):
             capture_disabled=capture_disabled,
             counters=counters,
             drafter=BlockDrafter(sequence.ssm_slot_idx()),
+            fallback=fallback,
         )
         self._context = context
 
@@ -156,6 +159,8 @@ class DsparkSpecSession(SpecSession):
         self.counters.round(len(drafts), len(stood))
         self.judge(len(drafts), len(stood), replayed=replayed)
         self.pending_tok = None
+        if stood and isinstance(self.drafter, NgramDrafter):
+            self.drafter.observe(start + 1, stood, hidden)
         if held is not None:
             self.next_pred, self.next_logprob = held
         return len(rows)

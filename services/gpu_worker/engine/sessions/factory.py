@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor
 
 from services.gpu_worker.engine.config import EngineConfig, ModelDims
 from services.gpu_worker.engine.drafters.mtp import MtpDrafter
 from services.gpu_worker.engine.drafters.ngram import NamespaceIndex, NgramDrafter
-from services.gpu_worker.engine.drafters.propose import AnyDrafter
 from services.gpu_worker.engine.limits import EngineLimits
-from services.gpu_worker.engine.requests import GenerateRequest
-from services.gpu_worker.engine.sequence import ProposerState, SequenceState
+from services.gpu_worker.engine.requests import DrafterKind, GenerateRequest
+from services.gpu_worker.engine.sequence import SequenceState
 from services.gpu_worker.engine.sessions.base import Session
 from services.gpu_worker.engine.sessions.dspark import DraftContext, DsparkSpecSession, block_fits
 from services.gpu_worker.engine.sessions.mtp import SpecSession
@@ -40,55 +41,54 @@ class SessionFactory:
             floor=limits.floor,
             floor_rounds=limits.floor_rounds,
         )
-        self._has_mtp = dims.has_mtp
         self._block = block
         self._said = NamespaceIndex()
+        has: dict[DrafterKind, bool] = {"block": block is not None, "mtp": dims.has_mtp, "ngram": True}
+        self.kinds: tuple[DrafterKind, ...] = tuple(kind for kind, there in has.items() if there)
+        """The drafters that there are."""
 
     def drafts(self, request: GenerateRequest) -> bool:
         """Whether the request asks for a drafter that this model can have."""
-        if request.speculation_k < 1 or request.drafter == "none":
-            return False
-        match request.drafter:
-            case "ngram":
-                return True
-            case "block":
-                return self._block is not None
-        return self._has_mtp
+        return request.speculation_k > 0 and (request.drafter == "auto" or request.drafter in self.kinds)
 
-    def _has_draft_rows(self, request: GenerateRequest, sequence: SequenceState) -> bool:
-        """Whether the rows that the sequence begins with have what the drafter reads: plain decode writes no draft
-        rows, and a head that reads them would guess from nothing."""
-        if request.drafter == "block":
+    def fitting(self, request: GenerateRequest, sequence: SequenceState) -> list[DrafterKind]:
+        """The drafters that can serve the request from the rows that its sequence begins with: plain decode writes no
+        draft rows, and a drafter that reads them would guess from nothing."""
+        return [kind for kind in self.kinds if self._fits(kind, request, sequence)]
+
+    def _fits(self, kind: DrafterKind, request: GenerateRequest, sequence: SequenceState) -> bool:
+        if kind == "block":
             return self._block is not None and block_fits(request, sequence, self.shape, self._block)
-        return request.drafter == "ngram" or sequence.draft_valid_tokens == sequence.seq_len
+        return kind == "ngram" or sequence.draft_valid_tokens == sequence.seq_len
 
     def open(
         self,
         request: GenerateRequest,
         sequence: SequenceState,
         *,
-        speculate: bool,
+        drafter: DrafterKind,
         last_hidden: Tensor | None,
         counters: SessionCounters | None = None,
         capture_disabled: bool = False,
     ) -> Session:
-        """A session at the start of its prime. `counters` = of an earlier life, whose stream this one replays;
-        `capture_disabled` = that life ended for lack of memory (R-S8)."""
-        if not (speculate and self.drafts(request) and self._has_draft_rows(request, sequence)):
-            return Session(
-                request,
-                sequence,
-                self.shape,
-                last_hidden=last_hidden,
-                capture_disabled=capture_disabled,
-                counters=counters,
-            )
-        if request.drafter == "block" and self._block is not None:
+        """A session at the start of its prime. `drafter` = one that fits, or none; `counters` = of an earlier life, whose
+        stream this one replays; `capture_disabled` = that life ended for lack of memory (R-S8)."""
+        if drafter == "block" and self._block is not None:
             return DsparkSpecSession(
                 request,
                 sequence,
                 self.shape,
                 context=self._block,
+                last_hidden=last_hidden,
+                capture_disabled=capture_disabled,
+                counters=counters,
+                fallback=self._fallback(request),
+            )
+        if drafter == "none":
+            return Session(
+                request,
+                sequence,
+                self.shape,
                 last_hidden=last_hidden,
                 capture_disabled=capture_disabled,
                 counters=counters,
@@ -100,15 +100,18 @@ class SessionFactory:
             last_hidden=last_hidden,
             capture_disabled=capture_disabled,
             counters=counters,
-            drafter=self._drafter(request, sequence.proposer_state),
+            drafter=self._ngram(request) if drafter == "ngram" else MtpDrafter(sequence.proposer_state),
+            fallback=self._fallback(request),
         )
 
     def finished(self, request: GenerateRequest, completion: list[int]) -> None:
         """Let later n-gram drafters of the namespace know what was said, if the request may leave traces."""
-        if request.drafter == "ngram" and request.use_cache and completion:
+        if request.drafter in ("ngram", "auto") and request.use_cache and completion:
             self._said.learn(request.root, [*request.tokens, *completion], len(request.tokens))
 
-    def _drafter(self, request: GenerateRequest, known: ProposerState | None) -> AnyDrafter:
-        if request.drafter == "ngram":
-            return NgramDrafter(request.tokens, request.root, self._said)
-        return MtpDrafter(known)
+    def _fallback(self, request: GenerateRequest) -> Callable[[], NgramDrafter] | None:
+        """Only the worker's own choice is changed."""
+        return (lambda: self._ngram(request)) if request.drafter == "auto" else None
+
+    def _ngram(self, request: GenerateRequest) -> NgramDrafter:
+        return NgramDrafter(request.tokens, request.root, self._said)

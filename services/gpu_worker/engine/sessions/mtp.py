@@ -3,7 +3,7 @@ drafter takes the same path with drafts of its own, on any model."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from torch import Tensor
@@ -18,7 +18,7 @@ from services.gpu_worker.engine.drafters.mtp import MtpDrafter
 from services.gpu_worker.engine.drafters.ngram import NgramDrafter
 from services.gpu_worker.engine.drafters.propose import AnyDrafter
 from services.gpu_worker.engine.events import DrafterOffReason
-from services.gpu_worker.engine.requests import GenerateRequest
+from services.gpu_worker.engine.requests import DrafterKind, GenerateRequest
 from services.gpu_worker.engine.sequence import ProposerState, SequenceState
 from services.gpu_worker.engine.sessions.base import Session
 from services.gpu_worker.engine.sessions.outcome import SessionShape
@@ -41,8 +41,9 @@ class SpecSession(Session):
         capture_disabled: bool = False,
         counters: SessionCounters | None = None,
         drafter: AnyDrafter | None = None,
+        fallback: Callable[[], NgramDrafter] | None = None,
     ) -> None:
-        """`drafter` = null: the MTP head."""
+        """`drafter` = null: the MTP head. `fallback` makes what takes over when that brings too little; null = nobody."""
         super().__init__(
             request,
             sequence,
@@ -52,14 +53,20 @@ class SpecSession(Session):
             counters=counters,
         )
         self.drafter: AnyDrafter | None = drafter or MtpDrafter()
+        self.kind: DrafterKind = _kind(self.drafter)
+        """Of the drafter that it has, or had."""
         self.off_reason: DrafterOffReason | None = None
         """Why the session itself turned its drafter off."""
-        self._gate = DraftGate(
-            most=request.speculation_k,
-            cost=shape.draft_cost if isinstance(self.drafter, MtpDrafter) else shape.ngram_cost,
-            fixed=shape.block_cost if isinstance(self.drafter, BlockDrafter) else 0.0,
-            floor=shape.floor,
-            floor_rounds=shape.floor_rounds,
+        self._fallback = fallback if self.kind != "ngram" else None
+        self._gate = self._new_gate()
+
+    def _new_gate(self) -> DraftGate:
+        return DraftGate(
+            most=self.request.speculation_k,
+            cost=self.shape.draft_cost if self.kind == "mtp" else self.shape.ngram_cost,
+            fixed=self.shape.block_cost if self.kind == "block" else 0.0,
+            floor=self.shape.floor,
+            floor_rounds=self.shape.floor_rounds,
         )
 
     @property
@@ -129,6 +136,8 @@ class SpecSession(Session):
         k = self.request.speculation_k
         if self.committed_len + k + CONTEXT_GUARD >= self.cache_max_ctx:
             self._turn_off(DrafterOffReason.CONTEXT)
+        if self._gate.useless:
+            self._fall_back()
         if self.drafter is None:
             return None
         replaying = self.replay_drafts() is not None
@@ -142,8 +151,19 @@ class SpecSession(Session):
         """Let the gate learn what the drafter's own proposals were worth; under the floor the drafter goes (FR-22)."""
         if not replayed:
             self._gate.observe(drafted, accepted)
-            if self._gate.useless:
+            if self._gate.useless and self._fallback is None:
                 self._turn_off(DrafterOffReason.ACCEPTANCE)
+
+    def _fall_back(self) -> None:
+        """Between two rounds: another drafter takes over, which knows all that was said."""
+        fallback, self._fallback = self._fallback, None
+        if fallback is None or self.drafter is None or self.pending_tok is None:
+            return
+        said = [*self.committed[len(self.request.tokens) :], self.pending_tok]
+        self.drafter = drafter = fallback()
+        drafter.observe(len(self.request.tokens), said, self.last_hidden[None])
+        self.kind = "ngram"
+        self._gate = self._new_gate()
 
     def know(self, tokens: Sequence[int], hiddens: Tensor) -> None:
         """Hand certain tokens to the drafter."""
@@ -163,3 +183,14 @@ class SpecSession(Session):
     def _turn_off(self, reason: DrafterOffReason) -> None:
         if self.drafter is not None:
             self.drafter, self.off_reason = None, reason
+
+
+def _kind(drafter: AnyDrafter | None) -> DrafterKind:
+    match drafter:
+        case MtpDrafter():
+            return "mtp"
+        case BlockDrafter():
+            return "block"
+        case NgramDrafter():
+            return "ngram"
+    return "none"

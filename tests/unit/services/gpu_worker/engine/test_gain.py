@@ -37,6 +37,7 @@ def burst(rounds: int, drafted: int, accepted: int) -> Burst:
         accepted=accepted,
         start_ns=0,
         end_ns=0,
+        drafter="mtp",
     )
 
 

@@ -1,0 +1,144 @@
+"""`auto`: the drafter with the most expected tokens a second, told with its reason; one that disappoints is replaced."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from services.gpu_worker.engine.choice import PROBE_STREAMS, Choice
+from services.gpu_worker.engine.engine import Engine
+from services.gpu_worker.engine.events import Burst, ChoiceReason, DrafterChosen, DrafterOff, DrafterOffReason
+from services.gpu_worker.engine.gain import FIRST, Gain, Pace, measured
+from services.gpu_worker.engine.limits import EngineLimits
+from services.gpu_worker.engine.requests import DrafterKind
+from services.gpu_worker.engine.sessions.dspark import DsparkSpecSession
+from shared.clock import SYSTEM
+from tests.block_kit import block_model
+from tests.engine_kit import GREEDY, WARM, Driver, baseline, build, cold, prompt, request
+
+KINDS: tuple[DrafterKind, ...] = ("block", "mtp", "ngram")
+PACE = Pace(batch=4, plain=0.010, columns=8, full=0.013, draft=0.004, block=0.003)
+
+
+def burst(kind: DrafterKind, tokens: float, drafts: int = 7, rounds: int = 1000) -> Burst:
+    return Burst(
+        request_id="r",
+        choice=0,
+        offset=0,
+        tokens=(5,),
+        logprobs=None,
+        rounds=rounds,
+        drafted=drafts * rounds,
+        accepted=round((tokens - 1) * rounds),
+        start_ns=0,
+        end_ns=0,
+        drafter=kind,
+    )
+
+
+def choice(gain: Gain) -> Choice:
+    return Choice(gain, KINDS, EngineLimits())
+
+
+def test_the_gain_is_tokens_times_plain_over_drafting_and_verifying() -> None:
+    gain = Gain([PACE])
+    gain.learn([burst("block", 3.0), burst("mtp", 3.0), burst("ngram", 3.0)])
+    expected = {"block": 0.003, "mtp": 7 * 0.004, "ngram": 0.0}
+    for kind in KINDS:
+        assert gain.of(kind, 1) == pytest.approx(3.0 * 0.010 / (expected[kind] + 0.013), rel=1e-3)
+
+
+def test_the_best_measured_drafter_is_chosen() -> None:
+    gain = Gain([PACE])
+    assert choice(gain).choose(1, KINDS).drafter == "block", "by what the kinds usually bring"
+    gain.learn([burst("block", 1.2), burst("ngram", 1.9)])
+    chosen = choice(gain).choose(1, KINDS)
+    assert (chosen.drafter, chosen.reason) == ("ngram", ChoiceReason.GAIN)
+    assert dict(chosen.gains)["ngram"] == max(dict(chosen.gains).values())
+    assert choice(gain).choose(1, ("block", "mtp")).drafter == "mtp", "among those that can serve"
+
+
+def test_nothing_is_drafted_where_nothing_pays() -> None:
+    gain = Gain([PACE])
+    gain.learn([burst(kind, 1.05) for kind in KINDS])
+    chosen = choice(gain).choose(1, KINDS)
+    assert (chosen.drafter, chosen.reason) == ("none", ChoiceReason.NO_GAIN)
+    assert len(chosen.gains) == 3
+    assert choice(gain).choose(1, ()).drafter == "none"
+
+
+def test_without_timed_launches_the_limits_costs_decide() -> None:
+    limits = EngineLimits(draft_cost=0.35, ngram_cost=0.1, block_cost=0.5)
+    chosen = Choice(Gain(), KINDS, limits).choose(1, KINDS)
+    drafts, tokens = FIRST["block"]
+    assert dict(chosen.gains)["block"] == pytest.approx(tokens / (1 + 0.5 + 0.1 * drafts))
+
+
+def test_the_one_not_tried_for_longest_is_tried_now_and_then() -> None:
+    chosen = [choice_of.drafter for choice_of in _sixty_four(choice(Gain([PACE])))]
+    assert chosen.count("block") == 64 - 64 // PROBE_STREAMS
+    assert set(chosen) == set(KINDS)
+
+
+def _sixty_four(choosing: Choice) -> list:
+    return [choosing.choose(1, KINDS) for _ in range(64)]
+
+
+def engine_of(limits: EngineLimits) -> Engine:
+    return build(model=block_model("dflash"), limits=limits)
+
+
+def chosen_of(driver: Driver) -> list[tuple[str, ChoiceReason]]:
+    return [(event.drafter, event.reason) for event in driver.events if isinstance(event, DrafterChosen)]
+
+
+@pytest.mark.parametrize("params", [GREEDY, WARM], ids=["greedy", "sampled"])
+def test_c1_auto_changes_no_token_and_says_what_it_took(params: object) -> None:
+    engine = engine_of(EngineLimits(floor=0.0, block_cost=0.2))
+    driver = Driver(engine)
+    item = request(prompt(100, 1), max_tokens=30, sampling=params, drafter="auto", speculation_k=7)
+    driver.submit(item)
+    driver.step()
+    assert isinstance(engine._active[0].session, DsparkSpecSession)
+    driver.run()
+    assert driver.outcomes[item.key].tokens == cold(item.tokens, max_tokens=30, sampling=params)
+    assert chosen_of(driver) == [("block", ChoiceReason.GAIN)]
+    baseline(engine)
+
+
+@pytest.mark.parametrize("first", ["block", "mtp"])
+def test_a_drafter_that_disappoints_is_replaced_within_the_stream(first: DrafterKind) -> None:
+    """By the stream's own counts, so that a rerun does the same; the n-gram index knows all that was said."""
+    engine = engine_of(EngineLimits(floor=1.4, floor_rounds=8, ngram_cost=0.0))
+    engine._opener._choice = Choice(Gain(), (first,), EngineLimits())
+    driver = Driver(engine)
+    words = prompt(12, 5) * 8
+    item = request(words, max_tokens=60, sampling=replace(WARM, top_k=2), drafter="auto", speculation_k=3)
+    outcome = driver.run([item])[item.key]
+    assert outcome.tokens == cold(item.tokens, max_tokens=60, sampling=item.sampling)
+    assert chosen_of(driver)[:2] == [(first, ChoiceReason.GAIN), ("ngram", ChoiceReason.FALLBACK)]
+    off = next(event for event in driver.events if isinstance(event, DrafterOff))
+    assert (off.drafter, off.reason) == (first, DrafterOffReason.ACCEPTANCE)
+    kinds = [one.drafter for one in outcome.bursts]
+    assert kinds[0] == first
+    assert "ngram" in kinds
+    baseline(engine)
+
+
+def test_a_request_that_names_its_drafter_keeps_it() -> None:
+    engine = engine_of(EngineLimits(floor=1.4, floor_rounds=8))
+    driver = Driver(engine)
+    driver.run([request(prompt(100, 1), max_tokens=40, drafter="block", speculation_k=7)])
+    assert chosen_of(driver) == []
+    assert sum(isinstance(event, DrafterOff) for event in driver.events) == 1
+
+
+def test_launches_of_a_block_are_timed_with_the_others() -> None:
+
+    engine = engine_of(EngineLimits())
+    reset = engine._slot_memory.reset
+    (pace,) = measured(engine.runner, batches=[2], columns=8, reset=reset, clock=SYSTEM)
+    assert pace.block > 0
+    assert pace.draft > 0
+    engine.check()
