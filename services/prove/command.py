@@ -14,7 +14,7 @@ from services.prove.cover import full, quick
 from services.prove.evidence import evidence
 from services.prove.models import DEVICE, DTYPE
 from services.prove.public import absence
-from services.prove.shards import cut, run
+from services.prove.shards import LEAST_CELLS, cut, run
 from shared.clock import SYSTEM
 from shared.errors import BurstlineError
 from shared.evidence import write
@@ -22,6 +22,10 @@ from shared.evidence import write
 QUICK_SHARDS: Final = 2
 FULL_SHARDS: Final = 6
 """Of even cost, so that two or three processors are busy to the end."""
+CARD_QUICK_SHARDS: Final = 6
+CARD_FULL_SHARDS: Final = 15
+"""On a card the host's calls take the time, in every process for itself, and such a machine has processors enough."""
+CARD_LEAST_CELLS: Final = 20
 
 
 def main(
@@ -39,8 +43,7 @@ def main(
     console, began = Console(), SYSTEM.monotonic_ns()
     try:
         cells = full(seed) if everything else quick(seed)
-        most = FULL_SHARDS if everything else QUICK_SHARDS
-        tally = run(cut(cells, most, everything=everything, seed=seed))
+        tally = run(cut(cells, everything=everything, seed=seed, **_parts(everything, device)))
     except (BurstlineError, OSError, BrokenProcessPool) as fault:
         sys.stderr.write(f"burstline: prove could not measure: {fault}\n")
         return 2
@@ -63,3 +66,10 @@ def main(
         name += "" if device == "cpu" else f" --device {device} --dtype {dtype or 'bfloat16'}"
         write(json_file, evidence(name, {**tally.results(), "seconds": round(seconds, 1)}, bars))
     return 0 if all(bar.holds for bar in bars) else 1
+
+
+def _parts(everything: bool, device: str) -> dict[str, int]:
+    """How many shards, and how few cells one may have."""
+    if device == "cpu":
+        return {"most": FULL_SHARDS if everything else QUICK_SHARDS, "least": LEAST_CELLS}
+    return {"most": CARD_FULL_SHARDS if everything else CARD_QUICK_SHARDS, "least": CARD_LEAST_CELLS}

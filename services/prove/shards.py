@@ -6,6 +6,7 @@ seed and of the number of shards, never of how many processors there are.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections import Counter
@@ -38,14 +39,16 @@ class Shard:
     seed: int
 
 
-def cut(cells: Sequence[Cell], most: int, *, everything: bool, seed: int) -> list[Shard]:
-    """Deal what is asked to at most `most` shards by turns; a model with few cells goes to few of them, since every shard
-    fills the companies of each model that it has."""
-    count = max(1, min(most, len(cells) // LEAST_CELLS))
+def cut(
+    cells: Sequence[Cell], most: int, *, everything: bool, seed: int, least: int = LEAST_CELLS
+) -> list[Shard]:
+    """Deal what is asked to at most `most` shards of at least `least` cells by turns; a model with few cells goes to few
+    of them, since every shard fills the companies of each model that it has."""
+    count = max(1, min(most, len(cells) // least))
     hands: dict[Origin, int] = {}
     dealt = 0
     for model, number in sorted(Counter(cell.model for cell in cells).items()):
-        few = max(1, min(count, number // LEAST_CELLS))
+        few = max(1, min(count, number // least))
         asked = sorted({origin(cell) for cell in cells if cell.model == model})
         hands |= {what: (dealt + turn % few) % count for turn, what in enumerate(asked)}
         dealt += few
@@ -95,9 +98,15 @@ def _played(shards: Sequence[Shard]) -> Iterator[Tally]:
         yield from map(play, shards)
         return
     # Not forked: torch's threads do not survive that.
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+    # Engines go by the collector, hundreds of them: it shall not look at all of torch each time.
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_freeze) as pool:
         for done in as_completed([pool.submit(play, shard) for shard in shards]):
             yield done.result()
+
+
+def _freeze() -> None:
+    """Found by its name, which loads this module and torch with it."""
+    gc.freeze()
 
 
 def _report(shard: Shard, line: str) -> None:

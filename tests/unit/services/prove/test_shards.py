@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from services.prove import shards
 from services.prove.axes import AXES, Cell
 from services.prove.cover import quick
 from services.prove.reference import origin
@@ -24,8 +23,8 @@ CELL = Cell(
 CELLS = [replace(CELL, rule=rule, way=way) for rule in ("greedy", "few ids") for way in ("whole", "demoted")]
 
 
-def made(cells: list[Cell], most: int) -> list[Shard]:
-    return cut(cells, most, everything=False, seed=1)
+def made(cells: list[Cell], most: int, least: int = LEAST_CELLS) -> list[Shard]:
+    return cut(cells, most, everything=False, seed=1, least=least)
 
 
 def with_few_trials(parts: list[Shard]) -> list[Shard]:
@@ -58,8 +57,7 @@ def test_few_cells_are_not_cut() -> None:
 
 
 def test_the_sums_do_not_depend_on_the_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shards, "LEAST_CELLS", 2)
-    parts = with_few_trials(made(CELLS, 2))
+    parts = with_few_trials(made(CELLS, 2, least=2))
     apart = run(parts)
     monkeypatch.setattr("os.cpu_count", lambda: 1)
     assert run(parts).results() == apart.results()
