@@ -3,6 +3,7 @@
     load      what is asked, and one measured pass of an engine over it        spec     drafters against plain decode
     agents    traces of agents at work                                        cache    the prefix cache against others
     prefixes  what the prompts of a trace share                               replay   a trace against a cache alone
+    block_reference   a block drafter without a cache, which shows what caching loses
     decode    plain decode against the bare forward                           figures  medians and ratios
     stall     running streams beside a long prompt                            soak     faults at random, pools at their baseline
     queue     what gateway and queue add: queue_engine computes nothing, queue_worker runs it, queue_client asks, queue_peer compares

@@ -105,10 +105,8 @@ class Intake:
                 self._burst(event)
             case Captured():
                 self._on_capture(event)
-            case DrafterChosen():
-                self._core.metrics.drafters_chosen.labels(event.drafter, event.reason).inc()
-            case DrafterOff():
-                self._drafter_off(event)
+            case DrafterChosen() | DrafterOff():
+                self._drafter_changed(event)
             case Parked():
                 self._core.metrics.parked.inc()
                 self._decoding = False
@@ -149,8 +147,11 @@ class Intake:
             self.fault = fault
             self._core.host.cancel(self._engine_id, "fault")
 
-    def _drafter_off(self, event: DrafterOff) -> None:
+    def _drafter_changed(self, event: DrafterChosen | DrafterOff) -> None:
         """Counted and traced whatever the reason; a useless drafter is worth a line (FR-22)."""
+        if isinstance(event, DrafterChosen):
+            self._core.metrics.drafters_chosen.labels(event.drafter, event.reason).inc()
+            return
         self._core.metrics.drafters_off.labels(event.drafter, event.reason).inc()
         if event.reason is DrafterOffReason.ACCEPTANCE:
             log.warning(

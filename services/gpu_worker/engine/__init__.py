@@ -5,7 +5,7 @@ face     engine                 submit, step, cancel, publish, evict      cancel
          config, limits         sizes, policy                             intake     refuses what could not be served
          ground, memory         what it stands on, how a card's memory is divided
 who      line, waiting          who waits, who goes in, who comes back    opening    a request becomes a stream
-         scheduler              pure: admissions, shares, spec gate       gain       what speculation is seen to bring
+         scheduler              pure: admissions, shares, spec gate       gain, choice   what drafters are seen to bring
          streams                one running request                       executor   carries a plan out
          preemption, aside      who gives way, and how                    wants      what should be free
          headroom               how many one launch may hold              accounts   totals, a picture
