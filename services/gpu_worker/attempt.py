@@ -2,6 +2,9 @@
 
     read the journal -> decide -> look up and lease -> Started (the claim) -> submit -> frames -> captures -> Terminal -> ack
 
+At a first delivery the claim comes before the reading: it holds only if the journal is empty, which is all that reading
+would tell. Whatever else it may be is read, and decided by that.
+
 The ways out, each of which gives everything back (C6):
     done, failed, cancelled, refused   the terminal is journalled, then the work item is acknowledged
     fenced        another attempt wrote: publish nothing more, acknowledge nothing
@@ -13,11 +16,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
+from typing import TypeAlias
 
 from services.gpu_worker import claim, journal, submit
 from services.gpu_worker.convert import Tokens, engine_requests, prompt_tokens
 from services.gpu_worker.core import Core
 from services.gpu_worker.engine.events import Captured, Event
+from services.gpu_worker.engine.requests import GenerateRequest as EngineRequest
 from services.gpu_worker.frames import FrameBuffer
 from services.gpu_worker.intake import Intake
 from services.gpu_worker.item import WorkItem
@@ -36,6 +42,8 @@ from shared.protocol.messages import (
 from shared.transport.base import Delivery
 
 log = logging.getLogger(__name__)
+
+Choices: TypeAlias = Sequence[EngineRequest]
 
 
 class Attempt:
@@ -62,6 +70,7 @@ class Attempt:
         self._busy = busy
         self._adopted = adopted
         self._relay: Relay | None = None
+        self._cached: int | None = None  # tokens that a hit will serve, once it was looked for
         self._root = chain.root(request.namespace)
         self._span = core.telemetry.start(
             "worker.request",
@@ -158,6 +167,8 @@ class Attempt:
     async def _run(self) -> str:
         core, request = self._core, self.request
         core.telemetry.record("queue.wait", self._span, request.created_ns, core.clock.wall_ns())
+        if self._item.deliveries == 1 and (choices := await self._claim_unread()) is not None:
+            return await self._serve(choices)
         try:
             state = await journal.read(core.transport, request.request_id, request.choices)
         except ProtocolError as error:
@@ -165,16 +176,8 @@ class Attempt:
                 await journal.last_only(core.transport, request.request_id, request.choices)
             )
             return await self._refuse(claim.failure_of(error), dead_letter=True)
-        self._relay = relay = self._begin(state)
-        verdict = claim.decide(
-            request,
-            state,
-            await self._look_for_cancels(),
-            fingerprint=core.identity.fingerprint,
-            now_ns=core.clock.wall_ns(),
-            max_attempts=core.settings.max_attempts,
-            adopted=self._adopted,
-        )
+        self._relay = self._begin(state)
+        verdict = self._decide(state, await self._look_for_cancels())
         match verdict:
             case claim.AlreadyDone():
                 await self._item.acknowledge()
@@ -182,10 +185,50 @@ class Attempt:
             case claim.Refuse():
                 return await self._refuse(verdict.failure, dead_letter=verdict.dead_letter)
             case claim.Cancelled():
-                return await self._out.end(relay, None)
+                return await self._out.end(self._relay, None)
             case claim.Run():
                 self._intake.outcome.forced = verdict.forced
-                return await self._claimed(relay, state)
+                return await self._claimed(state)
+
+    def _decide(self, state: JournalState, cancels: Sequence[CancelRequest]) -> claim.Verdict:
+        core = self._core
+        return claim.decide(
+            self.request,
+            state,
+            cancels,
+            fingerprint=core.identity.fingerprint,
+            now_ns=core.clock.wall_ns(),
+            max_attempts=core.settings.max_attempts,
+            adopted=self._adopted,
+        )
+
+    async def _claim_unread(self) -> Choices | None:
+        """Nobody had the request before, as far as the queue knows: claim it as the first, and the fence tells whether the
+        journal is as empty as that takes for granted. None when it is not, or when the request is not to run: that is
+        decided by what the journal holds. Cancellations are looked for meanwhile.
+
+        Raises:
+            Unavailable, Overloaded: the claim could not be written, or it is not known what was cancelled.
+        """
+        state = journal.empty(self.request.choices)
+        if not isinstance(self._decide(state, ()), claim.Run):
+            return None
+        try:
+            tokens = prompt_tokens(self.request)
+        except BurstlineError:
+            return None
+        choices: Choices | None = None
+        looking = asyncio.create_task(self._look_for_cancels())
+        self._relay = self._begin(state)
+        try:
+            choices = await self._claim(self._relay, state, tokens)
+            await looking
+        except FencedOut:
+            self._relay = None
+        finally:
+            if choices is None:
+                await _given_up(looking)
+        return choices
 
     def _begin(self, state: JournalState) -> Relay:
         """What goes on after the journal as it stands."""
@@ -195,7 +238,7 @@ class Attempt:
             self.request.request_id,
             state.sequence,
             # Unique in the world: a message id that two attempts shared would pass the fence as a duplicate.
-            message_ids=f"{self.engine_id}.{self._core.identity.epoch}",
+            message_ids=f"{self.engine_id}.{self._core.identity.epoch}.{state.sequence}",
             clock=self._core.clock,
             patience_s=self._core.settings.journal_patience_s,
             headers=self._core.telemetry.headers(self._span),
@@ -211,11 +254,18 @@ class Attempt:
             busy=self._busy,
         )
 
-    async def _claimed(self, relay: Relay, state: JournalState) -> str:
+    async def _claimed(self, state: JournalState) -> str:
+        """Claim it after what the journal holds, and see it to its end."""
+        if self._relay is None:
+            raise EngineFault("a request is claimed before its journal was read")
         try:
             tokens = prompt_tokens(self.request)
         except BurstlineError as error:
             return await self._refuse(claim.failure_of(error), dead_letter=False)
+        return await self._serve(await self._claim(self._relay, state, tokens))
+
+    async def _claim(self, relay: Relay, state: JournalState, tokens: Tokens) -> Choices:
+        """Journal the claim. What the engine is to do then. Raises what `Journal.append` raises."""
         keys = chain.chain(self._root, tokens)
         cached = await self._find_hit(tokens, keys)
         await relay.claim(
@@ -230,29 +280,35 @@ class Attempt:
             ),
             delivery=self._item.deliveries,
         )
+        return engine_requests(
+            self.request,
+            engine_id=self.engine_id,
+            root=self._root,
+            tokens=tokens,
+            chain=keys,
+            emitted=state.tokens,
+            scored=state.scores,
+            max_drafts=self._core.max_drafts,
+            journal_stands=self._intake.outcome.forced,
+        )
+
+    async def _serve(self, choices: Choices) -> str:
+        """A claimed request, to its end."""
+        if self._relay is None:
+            raise EngineFault("a request is served before it was claimed")
         failure = None
         if self._intake.outcome.open:
-            choices = engine_requests(
-                self.request,
-                engine_id=self.engine_id,
-                root=self._root,
-                tokens=tokens,
-                chain=keys,
-                emitted=state.tokens,
-                scored=state.scores,
-                max_drafts=self._core.max_drafts,
-                journal_stands=self._intake.outcome.forced,
-            )
-            failure = await submit.submit(self._core, self._intake, choices) or await relay.run()
-        return await self._out.end(relay, failure)
+            failure = await submit.submit(self._core, self._intake, choices) or await self._relay.run()
+        return await self._out.end(self._relay, failure)
 
     async def _find_hit(self, tokens: Tokens, keys: tuple[bytes, ...]) -> int:
-        """Tokens that an entry will serve; the decision goes into the terminal."""
+        """Tokens that an entry will serve; the decision goes into the terminal. Asked once."""
         if not self.request.cache.enabled:
             return 0
-        hit, decision = await self._lease.find(tokens, keys, self._span)
-        self._intake.outcome.cache_decision = decision
-        return hit.position if hit else 0
+        if self._cached is None:
+            hit, self._intake.outcome.cache_decision = await self._lease.find(tokens, keys, self._span)
+            self._cached = hit.position if hit else 0
+        return self._cached
 
     async def _refuse(self, failure: Failure, *, dead_letter: bool) -> str:
         """End it with a failure of its own."""
@@ -280,3 +336,10 @@ class Attempt:
             parent=self._span,
         )
         self._publisher.offer(capture, owner)
+
+
+async def _given_up(task: asyncio.Task[tuple[CancelRequest, ...]]) -> None:
+    """Nobody waits for it any more: it is over when this returns, and what it raised is of no account."""
+    if not task.done():
+        task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

@@ -494,6 +494,7 @@ async def test_a_journal_that_cannot_be_read_by_a_fault_of_ours_is_counted_and_t
             return await read(*given)  # type: ignore[arg-type]
 
         monkeypatch.setattr(journal, "read", failing)
+        await _claim(here, 1, "dead", 0)  # a journal that has something is read
         await here.enqueue(make_request(clock=here.clock))
         unbegun = running.core.metrics.unbegun._value
         await until(lambda: unbegun.get() == 1 and running.worker.room.taken == 0)
@@ -501,6 +502,38 @@ async def test_a_journal_that_cannot_be_read_by_a_fault_of_ours_is_counted_and_t
         await until(lambda: unbegun.get() == 2 and running.worker.room.taken == 0)
         here.clock.advance(0.6)
         await here.worker("w2")
-        assert await here.journalled() == []  # the second time it waits a second
+        assert len(await here.journalled()) == 1  # the second time it waits a second
         here.clock.advance(0.6)
         assert (await here.terminal()).failure is None
+
+
+async def test_a_first_delivery_is_claimed_without_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fence is the reading: nothing goes over the wire before the claim."""
+    async with world() as here:
+        await here.worker()
+
+        async def read(*given: object) -> object:
+            raise AssertionError("the journal was read")
+
+        monkeypatch.setattr(journal, "read", read)
+        await here.enqueue(make_request(clock=here.clock))
+        assert (await here.terminal()).attempt == 1
+        assert await here.tokens() == (stream(PROMPT, SEED, 20),)
+
+
+async def test_c2_a_first_delivery_of_a_request_with_a_journal_goes_on_after_it() -> None:
+    """A consumer that the server made anew counts deliveries from one again: the claim of attempt 1 is refused."""
+    async with world() as here:
+        first = await here.worker("w1", budget=4)
+        request = make_request(clock=here.clock, max_tokens=40)
+        await here.enqueue(request)
+        await _tokens(here, 12)
+        await first.die()
+        await here.worker("w2")
+        await here.enqueue(request)
+        terminal = await here.terminal()
+        assert (terminal.attempt, terminal.worker_id) == (2, "w2")
+        assert await here.tokens() == (stream(PROMPT, SEED, 40),)
+        starts = [message for message in await here.journalled() if isinstance(message, Started)]
+        assert [start.attempt for start in starts] == [1, 2]
+        assert starts[1].resumed_offsets == (12,)
