@@ -37,8 +37,6 @@ class Known:
     """Free disk that adding takes at its peak: wheel, file and folder."""
     generation: Mapping[str, float | bool] = field(default_factory=dict)
     """What its publisher recommends, for generation_config.json."""
-    worker: Mapping[str, str] = field(default_factory=dict)
-    """Settings of a worker (`BURSTLINE_WORKER_` + name) that suit it, unless the user chose others."""
 
 
 KNOWN: Final[Mapping[str, Known]] = {
@@ -56,8 +54,6 @@ KNOWN: Final[Mapping[str, Known]] = {
         room_bytes=600 << 20,
         # The example of the model's card.
         generation={"do_sample": True, "temperature": 0.2, "top_p": 0.9},
-        # A KV row of all layers is 45 KiB in float32: 128 blocks are 360 MiB, two full windows of 4,096 tokens.
-        worker={"NUM_BLOCKS": "128", "NUM_SNAPSHOTS": "32"},
     )
 }
 

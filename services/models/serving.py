@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from safetensors import SafetensorError, safe_open
 
@@ -20,6 +20,11 @@ from services.models.faults import ModelFault
 from shared.config import POCKET
 
 _WORKER: Final = "BURSTLINE_WORKER_"
+_KV_BYTES: Final = 512 << 20
+"""Of keys and values on the CPU, where a worker takes them at its start: the models that people have are larger than the one
+that ships, for which its defaults are made."""
+_BLOCK_ROWS: Final = 64
+_MOST_BLOCKS: Final = 512
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,7 +56,7 @@ def serve(model: str) -> str:
 def served(model: str) -> Served:
     """What `serve` sets. Raises as it does."""
     name, folder = _found(model)
-    suited = {_WORKER + key: value for key, value in (KNOWN[model].worker if model in KNOWN else {}).items()}
+    suited = {} if name == SHIPPED else {f"{_WORKER}NUM_BLOCKS": str(_blocks(folder))}
     if not _has_head(folder):
         suited[f"{_WORKER}DRAFTER"] = "ngram"
     return Served(
@@ -80,6 +85,29 @@ def _found(model: str) -> tuple[str, Path]:
             f"{folder}: a comma in the path or an equals sign in the name would be misread; rename it"
         )
     return folder.name, folder
+
+
+def _blocks(folder: Path) -> int:
+    """Blocks of KV: what fits `_KV_BYTES`, though one whole window at least; on a card 0, which means as many as fit there.
+    A config that says too little is the worker's to refuse: then the least."""
+    if os.environ.get(f"{_WORKER}DEVICE") == "cuda":
+        return 0
+    context = os.environ.get(f"{_WORKER}MAX_CONTEXT", "")
+    least = -(-(int(context) if context.isdecimal() else 4096) // _BLOCK_ROWS)
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        fitting = _KV_BYTES // (_row_bytes(config.get("text_config", config)) * _BLOCK_ROWS)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, ZeroDivisionError):
+        fitting = least
+    return max(least, min(fitting, _MOST_BLOCKS))
+
+
+def _row_bytes(config: Mapping[str, Any]) -> int:
+    """Of one token's keys and values in float32, in all layers that have them; more than latent attention takes."""
+    heads = config.get("num_key_value_heads") or config["num_attention_heads"]
+    width = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    kinds = config.get("layer_types") or ["full_attention"] * config["num_hidden_layers"]
+    return int(sum(kind != "linear_attention" for kind in kinds) * 2 * heads * width * 4)
 
 
 def _has_head(folder: Path) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -11,7 +12,6 @@ from services.gateway.config import GatewaySettings
 from services.gpu_worker.config import WorkerSettings
 from services.gpu_worker.engine.models.random import write_random_model
 from services.gpu_worker.engine.models.random_dense import dense_hf_config, write_random_dense
-from services.models.catalogue import KNOWN
 from services.models.faults import ModelFault
 from services.models.serving import serve, served
 from shared.config import POCKET
@@ -33,11 +33,11 @@ def test_a_folder_of_ones_own_is_served_under_its_name(tmp_path: Path) -> None:
         "BURSTLINE_WORKER_MODEL_FOLDER": str(folder),
         "BURSTLINE_WORKER_MODEL_NAME": "my-model",
     }
-    assert found.suited == {"BURSTLINE_WORKER_DRAFTER": "ngram"}, "it has no MTP head"
+    assert found.suited["BURSTLINE_WORKER_DRAFTER"] == "ngram", "it has no MTP head"
 
 
 def test_a_model_with_a_head_keeps_its_drafter(tmp_path: Path) -> None:
-    assert served(str(write_random_model(tmp_path / "hybrid"))).suited == {}
+    assert "BURSTLINE_WORKER_DRAFTER" not in served(str(write_random_model(tmp_path / "hybrid"))).suited
     assert served("pocket").suited == {}
     assert served("pocket").folder == POCKET
 
@@ -53,15 +53,29 @@ def test_a_known_model_brings_what_suits_it(tmp_path: Path, monkeypatch: pytest.
     assert os.environ["BURSTLINE_WORKER_DRAFTER"] == "ngram"
 
 
-@pytest.mark.parametrize("name", KNOWN)
-def test_what_suits_a_known_model_are_settings_of_a_worker(
-    name: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("config", "device", "context", "blocks"),
+    [
+        ({}, "cpu", "", 512),
+        # 28 layers of 8 heads of 128: 224 KiB a row, 36 blocks.
+        ({"num_key_value_heads": 8, "head_dim": 128, "num_hidden_layers": 28}, "cpu", "", 64),
+        ({"num_key_value_heads": 8, "head_dim": 128, "num_hidden_layers": 28}, "cpu", "8192", 128),
+        ({"num_key_value_heads": 3, "head_dim": 64, "num_hidden_layers": 30}, "cpu", "", 182),
+        ({"num_key_value_heads": 3, "layer_types": ["linear_attention"] * 30}, "cpu", "", 64),
+        ({"num_attention_heads": None, "num_key_value_heads": None}, "cpu", "", 64),
+        ({}, "cuda", "", 0),
+    ],
+)
+def test_keys_and_values_get_half_a_gibibyte_but_a_whole_window_at_least(
+    tmp_path: Path, config: dict[str, object], device: str, context: str, blocks: int
 ) -> None:
-    for key, value in KNOWN[name].worker.items():
-        monkeypatch.setenv(f"BURSTLINE_WORKER_{key}", value)
-    settings = WorkerSettings()
-    for key, value in KNOWN[name].worker.items():
-        assert str(getattr(settings, key.lower())) == value
+    folder = write_random_dense(tmp_path / "m", dense_hf_config("llama"), seed=1)
+    told = json.loads((folder / "config.json").read_text()) | config
+    (folder / "config.json").write_text(json.dumps(told))
+    os.environ.update({"BURSTLINE_WORKER_DEVICE": device, "BURSTLINE_WORKER_MAX_CONTEXT": context})
+    suited = served(str(folder)).suited
+    assert suited["BURSTLINE_WORKER_NUM_BLOCKS"] == str(blocks)
+    WorkerSettings(num_blocks=blocks, device=device, max_context=int(context or 4096))
 
 
 def test_the_gateway_reads_what_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
