@@ -64,8 +64,8 @@ def decide(
     foreign = state.fingerprint not in (None, fingerprint)
     if request.namespace.fingerprint != fingerprint or (foreign and not adopted):
         return Refuse(failure=failure_of(_foreign()), dead_letter=False)
-    if state.starts >= max_attempts:
-        return Refuse(failure=failure_of(_poison(state.starts)), dead_letter=True)
+    if state.vain >= max_attempts:
+        return Refuse(failure=failure_of(_poison(state.vain)), dead_letter=True)
     if request.deadline_ns <= now_ns:
         late = DeadlineExceeded("the request's deadline passed before a worker was free")
         return Refuse(failure=failure_of(late), dead_letter=False)
@@ -120,5 +120,5 @@ def _foreign() -> BurstlineError:
     )
 
 
-def _poison(starts: int) -> BurstlineError:
-    return BurstlineError(f"{starts} attempts began and none ended", code="poison")
+def _poison(vain: int) -> BurstlineError:
+    return BurstlineError(f"{vain} attempts began, and none ended or got further", code="poison")

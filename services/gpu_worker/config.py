@@ -72,7 +72,8 @@ class WorkerSettings(Settings):
     max_running: int = Field(default=8, ge=1, le=1024)
     """Requests that are claimed at once; the rest wait in the queue, where another worker may take them."""
     max_attempts: int = Field(default=3, ge=1)
-    """Claims without an end after which a request counts as poison."""
+    """Claims in a row without an end and without a token after which a request counts as poison; those that were handed back do
+    not count."""
 
     ack_wait_s: float = Field(default=15.0, gt=0)
     stall_limit_s: float = Field(default=60.0, gt=0)

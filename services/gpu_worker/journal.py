@@ -41,6 +41,9 @@ class JournalState:
     sequence: int  # of the last message; 0 = the journal is empty
     attempt: int  # the newest claim; 0 = none
     starts: int
+    vain: (
+        int  # claims, the newest one and those before it, of which none but perhaps the first got any further
+    )
     fingerprint: str | None  # of the first claim: the request is bound to it
     mixed: bool  # a claim of another fingerprint followed: no numerics alone made these tokens
     worker_id: str | None  # of the newest claim
@@ -60,6 +63,7 @@ def empty(choices: int) -> JournalState:
         sequence=0,
         attempt=0,
         starts=0,
+        vain=0,
         fingerprint=None,
         mixed=False,
         worker_id=None,
@@ -84,6 +88,7 @@ def fold(state: JournalState, sequence: int, message: StreamMessage) -> JournalS
                 state,
                 attempt=message.attempt,
                 starts=state.starts + 1,
+                vain=state.vain + 1,
                 fingerprint=state.fingerprint or message.fingerprint,
                 mixed=state.mixed or state.fingerprint not in (None, message.fingerprint),
                 worker_id=message.worker_id,
@@ -91,9 +96,12 @@ def fold(state: JournalState, sequence: int, message: StreamMessage) -> JournalS
         case PromptScores():
             if message.offset > state.scores:
                 raise ProtocolError(f"scores at offset {message.offset} follow {state.scores}")
-            return replace(state, scores=max(state.scores, message.offset + len(message.entries)))
+            scores = max(state.scores, message.offset + len(message.entries))
+            return replace(state, scores=scores, vain=min(1, state.vain))
+        case Frame(tokens=b""):
+            return replace(state, vain=max(0, state.vain - 1))  # handed back: no claim that ended badly
         case Frame():
-            return replace(state, tokens=_extended(state.tokens, message))
+            return replace(state, tokens=_extended(state.tokens, message), vain=min(1, state.vain))
         case Terminal():
             return replace(state, terminal=message)
 

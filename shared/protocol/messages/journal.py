@@ -45,7 +45,8 @@ class PromptScores(Message, frozen=True, kw_only=True):
 
 
 class Frame(Message, frozen=True, kw_only=True):
-    """The tokens of one burst of one choice."""
+    """The tokens of one burst of one choice. Without any: the worker hands the request back, and was well; its claim does
+    not count for poison."""
 
     request_id: str
     attempt: int

@@ -26,6 +26,7 @@ def test_frames_fold_to_what_was_told(
         sequence=0,
         attempt=1,
         starts=1,
+        vain=1,
         fingerprint="f",
         mixed=False,
         worker_id="w",

@@ -46,6 +46,17 @@ def test_the_fold_keeps_tokens_attempts_and_the_first_fingerprint() -> None:
     assert (state.fingerprint, state.sequence, state.offsets) == ("a", 4, (3,))
 
 
+def test_claims_count_as_vain_until_one_gets_further_or_is_handed_back() -> None:
+    first, second, third = _started(1, "a"), _started(2, "a"), _started(3, "a")
+    assert _fold(first, second, third).vain == 3
+    assert _fold(first, _frame(0, 5), second, third).vain == 3, (
+        "poison that kills after a first token is poison too"
+    )
+    assert _fold(first, second, _frame(0, 5), third).vain == 2
+    assert _fold(first, second, _frame(0), third).vain == 2
+    assert _fold(first, _frame(0), second, _frame(0), third, _frame(0)).vain == 0
+
+
 def test_an_overlap_that_agrees_is_trimmed() -> None:
     assert _fold(_frame(0, 5, 6, 7), _frame(1, 6, 7, 8)).tokens == ((5, 6, 7, 8),)
     assert _fold(_frame(0, 5, 6, 7), _frame(1, 6)).tokens == ((5, 6, 7),)

@@ -66,7 +66,7 @@ def _state(**changes: object) -> journal.JournalState:
 
 def test_a_fresh_request_is_attempt_one_and_a_left_one_goes_on_after_the_last() -> None:
     assert _decide(_state()) == claim.Run(attempt=1)
-    assert _decide(_state(attempt=4, starts=2, fingerprint=FINGERPRINT)) == claim.Run(attempt=5)
+    assert _decide(_state(attempt=4, starts=9, vain=2, fingerprint=FINGERPRINT)) == claim.Run(attempt=5)
 
 
 def test_what_is_done_is_done_whatever_else_holds() -> None:
@@ -85,7 +85,7 @@ def test_a_cancellation_of_one_of_several_choices_does_not_stop_the_request() ->
 @pytest.mark.parametrize(
     ("state", "changes", "code", "dead"),
     [
-        (_state(starts=3, attempt=3), {}, "poison", True),
+        (_state(starts=3, vain=3, attempt=3), {}, "poison", True),
         (_state(fingerprint="other"), {}, "fingerprint_mismatch", False),
         (_state(), {"deadline_ns": 0}, "deadline_exceeded", False),
     ],
