@@ -24,6 +24,8 @@ COMPLETIONS: Final = "/v1/completions"
 PATIENCE_S: Final = 120.0
 RETRY_S: Final = 0.2
 DEADLINE_S: Final = 0.5
+LEAVES_AFTER_S: Final = (0.02, 0.1, 0.3, 0.8)
+"""Patience of a caller who leaves without having heard anything: in every phase that a request has."""
 BROKEN: Final = (httpx.TransportError, httpx.StreamError)
 
 
@@ -35,11 +37,12 @@ class Way(StrEnum):
     KEYED_STREAM = "keyed-stream"
     KEYED_WHOLE = "keyed-whole"
     LEAVES = "leaves"
+    LEAVES_WHOLE = "leaves-whole"
     DEADLINE = "deadline"
 
     @property
     def streamed(self) -> bool:
-        return self not in (Way.WHOLE, Way.KEYED_WHOLE)
+        return self not in (Way.WHOLE, Way.KEYED_WHOLE, Way.LEAVES_WHOLE)
 
     @property
     def keyed(self) -> bool:
@@ -102,13 +105,18 @@ class Caller:
         """Ask until there is an end. Never raises for what the line does."""
         asked = Asked(case=case, way=way)
         key = secrets.token_hex(12) if way.keyed else ""
+        patience_s = self._draw.choice(LEAVES_AFTER_S) if way is Way.LEAVES_WHOLE else None
         leave_after = self._draw.choice((0, 0, 1, 3, 8)) if way is Way.LEAVES else None
         place = self._draw.randrange(len(self._gateways))
         until = self._now_s() + PATIENCE_S
         while True:
             asked.gateway, asked.began_ns = self._gateways[place % len(self._gateways)], SYSTEM.wall_ns()
             try:
-                await self._once(asked, asked.gateway, key, leave_after)
+                async with asyncio.timeout(patience_s):
+                    await self._once(asked, asked.gateway, key, leave_after)
+            except TimeoutError:
+                asked.end = End.LEFT
+                return asked
             except Over:
                 return asked
             except BROKEN as error:

@@ -48,6 +48,12 @@ async def stories(transport: Transport) -> dict[str, Story]:
     return found
 
 
+async def cancels(transport: Transport) -> dict[str, int]:
+    """Cancellations that were journalled, by request."""
+    counts = await transport.waiting(subjects.CANCELS.name, subjects.CANCELS.subjects[0])
+    return {subjects.request_of(subject): count for subject, count in counts.items()}
+
+
 async def pools(transport: Transport, workers: int) -> dict[str, Heartbeat]:
     """A heartbeat of every worker while it has nothing to do; the newest of one that is busy all the time."""
     found: dict[str, Heartbeat] = {}

@@ -194,6 +194,7 @@ class Run:
         now = thread.run(baseline.pools(transport, len(line.names("worker"))))
         return judging.Quiet(
             queued=queued,
+            cancels=thread.run(baseline.cancels(transport)),
             audit_ok=audited.returncode == 0,
             audit_text=audited.stdout + audited.stderr,
             files_more=baseline.more(before.files, baseline.open_files(line)),

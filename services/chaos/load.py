@@ -20,6 +20,7 @@ WEIGHTS: Final[Mapping[Way, int]] = {
     Way.KEYED_STREAM: 4,
     Way.KEYED_WHOLE: 2,
     Way.LEAVES: 2,
+    Way.LEAVES_WHOLE: 1,
     Way.DEADLINE: 1,
 }
 PAUSE_S: Final = (0.0, 0.4)

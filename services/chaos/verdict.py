@@ -31,6 +31,8 @@ class Quiet:
     """What the line is like when all is over."""
 
     queued: int
+    cancels: Mapping[str, int]
+    """Request -> cancellations of it."""
     audit_ok: bool
     audit_text: str
     files_more: Mapping[str, int]
@@ -187,6 +189,7 @@ def bars(verdict: Verdict, asked: Sequence[Asked], records: Sequence[Record], qu
     """What a run promises."""
     kinds = {record.kind for record in records}
     judged = [one for one in asked if one.way is not Way.DEADLINE]
+    whole = [one for one in judged if one.end is End.WHOLE]
     refused = sum(one.refusals for one in asked)
     failed = sum(one.end is End.FAILED for one in judged)
     told = [
@@ -201,6 +204,16 @@ def bars(verdict: Verdict, asked: Sequence[Asked], records: Sequence[Record], qu
         Bar.zero("refusals without a code or Retry-After", sum(one.untyped for one in asked), "answers"),
         Bar.zero(
             "failures without a code", sum(one.end is End.FAILED and not one.code for one in asked), "answers"
+        ),
+        Bar.zero(
+            "requests cancelled more than once",
+            sum(count > 1 for count in quiet.cancels.values()),
+            "requests",
+        ),
+        Bar.zero(
+            "requests cancelled though their caller stayed to the end",
+            sum(bool(one.request_ids) and one.request_ids[-1] in quiet.cancels for one in whole),
+            "requests",
         ),
         Bar.zero("requests left in the queue", quiet.queued, "requests"),
         Bar.zero("audit differences", 0 if quiet.audit_ok else 1, "audits"),
@@ -247,6 +260,7 @@ def results(
         "returns": sum(one.returns for one in asked),
         "tokens_heard": sum(len(one.tokens) for one in asked),
         "takeover_s": takeover_figures(verdict.takeovers),
+        "cancelled": len(quiet.cancels),
         "open_files_more": dict(quiet.files_more),
         "tasks_more": dict(quiet.tasks_more),
         "pools": dict(quiet.pools),

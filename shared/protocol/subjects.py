@@ -246,9 +246,9 @@ def fingerprint_of(subject: str) -> str:
     return subject.split(".")[1]
 
 
-def request_of(journal: str) -> str:
-    """The request whose journal a `tok.<request>` subject is."""
-    return journal.partition(".")[2]
+def request_of(subject: str) -> str:
+    """The request that a `tok.<request>` or `cxl.<request>` subject is of."""
+    return subject.partition(".")[2]
 
 
 def queue_of(subject: str) -> str:

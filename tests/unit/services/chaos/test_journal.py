@@ -25,7 +25,9 @@ from shared.protocol.messages import (
 REQUEST = "ab" * 16
 CASE = Case(name="greedy-0", prompt=(300, 301), max_tokens=4, temperature=0.0, seed=0)
 REFERENCE = {"greedy-0": (5, 6, 7, 8)}
-QUIET = judging.Quiet(queued=0, audit_ok=True, audit_text="", files_more={}, tasks_more={}, pools={})
+QUIET = judging.Quiet(
+    queued=0, cancels={}, audit_ok=True, audit_text="", files_more={}, tasks_more={}, pools={}
+)
 SECOND = 1_000_000_000
 
 
@@ -152,6 +154,15 @@ def test_only_a_caller_without_a_key_may_lose_its_connection_and_only_to_a_kill_
     )
     assert (verdict.broken_by_kills, verdict.broken_otherwise) == ((1, 0) if promised else (0, 1))
     assert all(bar.holds for bar in judging.bars(verdict, [asked], [kill], QUIET)) is promised
+
+
+@pytest.mark.parametrize(
+    ("cancels", "kept"), [({"other": 1}, True), ({"other": 2}, False), ({REQUEST: 1}, False)]
+)
+def test_who_stays_is_not_cancelled_and_nobody_twice(cancels: dict[str, int], kept: bool) -> None:
+    asked = Asked(case=CASE, way=Way.STREAM, end=End.WHOLE, request_ids=[REQUEST], tokens=[5, 6, 7, 8])
+    bars = judging.bars(_judge(story(GOOD), asked), [asked], [_record(2)], replace(QUIET, cancels=cancels))
+    assert all(bar.holds for bar in bars) is kept
 
 
 def test_a_run_without_a_fault_shows_nothing() -> None:
