@@ -20,6 +20,7 @@ __all__ = [
     "QueryTile",
     "WritePlan",
     "attend",
+    "attend_latent",
     "qk_norm_rope_write",
     "write_latent",
     "write_rows",
@@ -46,3 +47,9 @@ def attend(
     """Attention of query rows over their pages, times the sigmoid of `gate` if there is one. See the twin."""
     chosen = device_module("paged_attention") if on_card(query) else reference
     return chosen.attend(query, keys, values, plan, gate)
+
+
+def attend_latent(query: Tensor, plane: Tensor, plan: AttentionPlan, rank: int) -> Tensor:
+    """Attention of query rows over pages whose rows are keys and values at once. See the twin."""
+    chosen = device_module("paged_attention") if on_card(query) else reference
+    return chosen.attend_latent(query, plane, plan, rank)

@@ -189,12 +189,26 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, card: CardAttention, gat
         num_stages=2,
         **PDL,
     )
-    out = torch.empty_like(query)
+    return combine(scalars, parts, card, query.dtype, SPLIT_ROWS, gate)
+
+
+def combine(
+    scalars: Tensor,
+    parts: Tensor,
+    card: CardAttention,
+    dtype: torch.dtype,
+    split: int,
+    gate: Tensor | None = None,
+) -> Tensor:
+    """Add splits of `split` keys: scalars [2, rows, heads, splits] (maxima, sums) and parts [rows, heads, splits, d], float32,
+    -> [rows, heads, d]; rows that are padding are zeros."""
+    rows, heads, splits, width = parts.shape
+    out = torch.empty(rows, heads, width, dtype=dtype, device=parts.device)
     _combine_kernel[(rows, heads)](
         scalars[0],
         scalars[1],
         parts,
-        query if gate is None else gate,
+        out if gate is None else gate,
         out,
         card.starts,
         card.counts,
@@ -204,8 +218,8 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, card: CardAttention, gat
         GATE_ROW=0 if gate is None else gate.stride(0),
         HEADS=heads,
         D=width,
-        BLOCK_D=block_d,
-        SPLIT=SPLIT_ROWS,
+        BLOCK_D=max(16, triton.next_power_of_2(width)),
+        SPLIT=split,
         GATED=gate is not None,
         num_warps=1,
         **PDL,

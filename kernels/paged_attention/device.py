@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from kernels.paged_attention import card_prefill, card_rows, card_splits, card_write
+from kernels.paged_attention import card_latent, card_prefill, card_rows, card_splits, card_write
 from kernels.paged_attention.plan import AttentionPlan, CardAttention, WritePlan
 
 
@@ -30,6 +30,11 @@ def attend(
     card = _card(plan.card)
     regime = card_prefill if card.prefill else card_splits
     return regime.attend(query, keys, values, card, gate)
+
+
+def attend_latent(query: Tensor, plane: Tensor, plan: AttentionPlan, rank: int) -> Tensor:
+    """See the twin; rows that are padding are answered as zeros."""
+    return card_latent.attend(query, plane, _card(plan.card), rank)
 
 
 def _card(card: CardAttention | None) -> CardAttention:

@@ -67,6 +67,12 @@ def attend(
     return out if gate is None else sigmoid_gate(out, gate.unflatten(1, query.shape[1:]))
 
 
+def attend_latent(query: Tensor, plane: Tensor, plan: AttentionPlan, rank: int) -> Tensor:
+    """query [tiles * tile_rows, heads, d], scaled already; plane [blocks, 1, 64, d], a row being the key of every head and its
+    first `rank` elements the value -> [tiles * tile_rows, heads, rank]."""
+    return _attend(query, plane, plane, plan)[..., :rank]
+
+
 def _attend(query: Tensor, keys: Tensor, values: Tensor, plan: AttentionPlan) -> Tensor:
     kv_heads, width = keys.shape[1], keys.shape[3]
     group = query.shape[1] // kv_heads

@@ -7,8 +7,8 @@ Per row x and head h, with the latent c [rank] of every row and its key part r [
     score = (n_h K_h) . c + t_h . r, K_h [nope_dim, rank]         = n_h . (K_h c), the head's key never made
     out_h = V_h sum of weights * c, V_h [value_dim, rank]         = the weighted sum of the head's values V_h c
 
-So a cached row is key and value of one KV head that all heads share, and the paged kernels need nothing new: what they
-answer is [c | r], of which the last part is dropped. `K_h` and `V_h` are a packed product a head, in both phases alike.
+So a cached row is the key of one KV head that all heads share, and its first part the value. `K_h` and `V_h` are a packed
+product a head, in both phases alike.
 
 Source: transformers 5.24, `Glm4MoeLiteAttention`, which makes keys and values; its inner norms have an epsilon of their own.
 """
@@ -90,8 +90,7 @@ class LatentAttention:
             [y.shape[1] - at.kv.k.shape[4], widths.rank, widths.rope_dim], dim=1
         )
         self._write(latent, shared, at)
-        mixed = paged.attend(self._plane, self._query(queries, at), at)
-        mixed = mixed.view(len(x), self._heads, -1)[..., : widths.rank]
+        mixed = paged.attend_latent(self._plane, self._query(queries, at), at, widths.rank)
         out = weights.values(mixed, prefill=step.prefill).flatten(1)
         return matmul.linear(out, weights.output, prefill=step.prefill)
 

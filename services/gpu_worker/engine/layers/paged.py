@@ -2,23 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor
 
 from kernels import activation, paged_attention
+from kernels.paged_attention import AttentionPlan
 from services.gpu_worker.engine.layers.steps import AttentionStep
 
 
 def attend(plane: int, query: Tensor, at: AttentionStep, gate: Tensor | None = None) -> Tensor:
     """[M, heads, head_dim], scaled already -> [M, heads * head_dim], through whole query tiles; times the sigmoid of
     `gate` [M, heads * head_dim] if there is one."""
-    rows, heads, width = query.shape
     keys, values = at.kv.k[plane], at.kv.v[plane]
-    if at.padded_columns == at.columns and len(at.plans) == 1:
-        return paged_attention.attend(query, keys, values, at.plans[0][1], gate).view(rows, -1)
+    if _is_whole(at):
+        return paged_attention.attend(query, keys, values, at.plans[0][1], gate).flatten(1)
+    out = _tiled(query, at, lambda part, plan: paged_attention.attend(part, keys, values, plan)).flatten(1)
+    return out if gate is None else activation.sigmoid_gate(out, gate)
+
+
+def attend_latent(plane: int, query: Tensor, at: AttentionStep, rank: int) -> Tensor:
+    """[M, heads, width of a latent row], scaled already -> [M, heads, rank], through whole query tiles."""
+    rows = at.kv.k[plane]
+    if _is_whole(at):
+        return paged_attention.attend_latent(query, rows, at.plans[0][1], rank)
+    return _tiled(query, at, lambda part, plan: paged_attention.attend_latent(part, rows, plan, rank))
+
+
+def _is_whole(at: AttentionStep) -> bool:
+    """Whether one plan covers the rows as they lie."""
+    return at.padded_columns == at.columns and len(at.plans) == 1
+
+
+def _tiled(query: Tensor, at: AttentionStep, kernel: Callable[[Tensor, AttentionPlan], Tensor]) -> Tensor:
+    """The kernel over padded columns, one plan after the other; [M, heads, width of its answer]."""
+    rows, heads, width = query.shape
     tiled = query.new_zeros(at.sequences, at.padded_columns, heads, width)
     tiled[:, : at.columns] = query.view(at.sequences, at.columns, heads, width)
     flat = tiled.view(-1, heads, width)
-    for where, plan in at.plans:
-        flat[where] = paged_attention.attend(flat[where], keys, values, plan)
-    out = tiled[:, : at.columns].reshape(rows, heads * width)
-    return out if gate is None else activation.sigmoid_gate(out, gate)
+    parts = [kernel(flat[where], plan) for where, plan in at.plans]
+    out = parts[0].new_empty(len(flat), heads, parts[0].shape[2])
+    for (where, _), part in zip(at.plans, parts, strict=True):
+        out[where] = part
+    return out.view(at.sequences, at.padded_columns, heads, -1)[:, : at.columns].reshape(rows, heads, -1)

@@ -1,0 +1,145 @@
+"""Attention to latent rows on a card, where a row [c | r] is the key of all heads and its part c their value.
+
+A program takes 64 rows of (column, head) pairs as they lie and walks the pages of one split: a page is read once, in two
+pieces, as key and as value. Decode and verify run in absolute splits of 256 keys, a prefill in a single one; both end in the
+ordered sum over splits of `card_splits`. A page that a row does not see scales its sums by exactly 1 and adds exactly 0, so
+that neither tiles nor cuts reach a row's bits. Widths are padded to powers of two apart from each other: 512 + 64 stays so.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from kernels.launch import PDL
+from kernels.paged_attention.card_pages import LOG2E, precision
+from kernels.paged_attention.card_splits import combine
+from kernels.paged_attention.plan import CardAttention
+from kernels.tiles import ROWS, SPLIT_ROWS
+
+_TILE = 64
+_UNSPLIT = 1 << 30
+"""Keys of a prefill's only split."""
+
+
+@triton.jit(do_not_specialize=["columns", "table_row", "splits"])
+def _latent_kernel(
+    query,
+    latents,
+    shared,
+    peaks,
+    sums,
+    parts,
+    tables,
+    starts,
+    counts,
+    columns,
+    table_row,
+    splits,
+    HEADS: tl.constexpr,
+    RANK: tl.constexpr,
+    ROPE: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    TILE: tl.constexpr,
+    PAGE: tl.constexpr,
+    SPLIT: tl.constexpr,
+    PRECISION: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """Program (split, tile, sequence)."""
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
+    split, sequence = tl.program_id(0), tl.program_id(2)
+    first = tl.program_id(1) * TILE
+    start, count = tl.load(starts + sequence), tl.load(counts + sequence)
+    base = split * SPLIT
+    last_key = start + tl.minimum((first + TILE - 1) // HEADS + 1, count) - 1
+    if (first // HEADS >= count) | (base > last_key):
+        return
+    r = first + tl.arange(0, TILE)
+    column = r // HEADS
+    real = column < count
+    c, e, p = tl.arange(0, BLOCK_C), tl.arange(0, BLOCK_R), tl.arange(0, PAGE)
+    row = sequence.to(tl.int64) * columns * HEADS + r
+    source = query + row[:, None] * (RANK + ROPE)
+    q = tl.load(source + c[None, :], mask=real[:, None] & (c < RANK)[None, :], other=0.0)
+    turned = tl.load(source + RANK + e[None, :], mask=real[:, None] & (e < ROPE)[None, :], other=0.0)
+    position = (start + column)[:, None]
+    peak = tl.full([TILE], -float("inf"), tl.float32)
+    total = tl.zeros([TILE], tl.float32)
+    acc = tl.zeros([TILE, BLOCK_C], tl.float32)
+    for page in range(0, tl.minimum(last_key - base, SPLIT - 1) // PAGE + 1):
+        at = tl.load(tables + sequence * table_row + base // PAGE + page) * PAGE
+        k = latents.load([at, 0])
+        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+        scores = tl.dot(turned, tl.trans(shared.load([at, 0])), scores, input_precision=PRECISION)
+        scores = tl.where((base + page * PAGE + p)[None, :] <= position, scores, -float("inf"))
+        higher = tl.maximum(peak, tl.max(scores, axis=1))
+        finite = tl.where(higher == -float("inf"), 0.0, higher)
+        weights = tl.exp2((scores - finite[:, None]) * LOG2E)
+        shrink = tl.exp2((peak - finite) * LOG2E)
+        total = total * shrink + tl.sum(weights, axis=1)
+        acc = tl.dot(weights.to(k.dtype), k, acc * shrink[:, None], input_precision=PRECISION)
+        peak = higher
+    at = row * splits + split
+    tl.store(peaks + at, peak, mask=real)
+    tl.store(sums + at, total, mask=real)
+    tl.store(parts + at[:, None] * RANK + c[None, :], acc, mask=real[:, None] & (c < RANK)[None, :])
+
+
+def attend(query: Tensor, plane: Tensor, card: CardAttention, rank: int) -> Tensor:
+    """query [S * columns, heads, rank + rope] contiguous, plane [blocks, 1, 64, rank + rope] -> [S * columns, heads, rank];
+    rows that are padding are zeros."""
+    rows, heads, width = query.shape
+    if card.window:
+        raise ValueError("latent rows have no window")
+    splits = 1 if card.prefill else card.max_splits
+    split = _UNSPLIT if card.prefill else SPLIT_ROWS
+    scalars = torch.empty(2, rows, heads, splits, dtype=torch.float32, device=query.device)
+    parts = torch.empty(rows, heads, splits, rank, dtype=torch.float32, device=query.device)
+    _latent_kernel[(splits, triton.cdiv(card.columns * heads, _TILE), card.starts.shape[0])](
+        query,
+        _piece(plane, 0, rank),
+        _piece(plane, rank, width),
+        scalars[0],
+        scalars[1],
+        parts,
+        card.block_tables,
+        card.starts,
+        card.counts,
+        card.columns,
+        card.block_tables.stride(0),
+        splits,
+        HEADS=heads,
+        RANK=rank,
+        ROPE=width - rank,
+        BLOCK_C=_padded(rank),
+        BLOCK_R=_padded(width - rank),
+        TILE=_TILE,
+        PAGE=ROWS,
+        SPLIT=split,
+        PRECISION=precision(query),
+        num_warps=8,
+        num_stages=1,
+        **PDL,
+    )
+    return combine(scalars, parts, card, query.dtype, split)
+
+
+def _padded(width: int) -> int:
+    return max(16, triton.next_power_of_2(width))
+
+
+def _piece(plane: Tensor, first: int, stop: int) -> TensorDescriptor:
+    """Columns first..stop-1 of the rows of a plane, read a page at a time. Raises ValueError for pieces off 16 bytes."""
+    width, item = plane.shape[3], plane.element_size()
+    if width * item % 16 or first * item % 16:
+        raise ValueError(f"elements {first} to {stop} of a row of {width} do not begin on 16 bytes")
+    rows = plane.view(-1, width)[:, first:stop]
+    return TensorDescriptor(rows, list(rows.shape), [width, 1], [ROWS, _padded(stop - first)])
