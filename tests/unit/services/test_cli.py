@@ -88,3 +88,21 @@ def test_a_service_starts_with_its_own_extra_alone(extra: str, module: str) -> N
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=240
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("command", ["up", "demo"])
+def test_a_model_that_nobody_knows_is_told_before_anything_starts(command: str, tmp_path: Path) -> None:
+    answer = CliRunner().invoke(cli.app, [command, "--model", str(tmp_path)])
+    assert answer.exit_code == 1
+    assert "is neither a model (pocket, smollm2) nor a folder with a config.json" in answer.output
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_command_that_serves_is_told_the_models_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a choice it is the model that ships, and the environment stays as it is."""
+    seen: list[str] = []
+    monkeypatch.setattr("services.models.serving.serve", lambda model: f"served {model}")
+    monkeypatch.setattr("services.embedded.up.main", lambda sizes, *, model: seen.append(model) or 0)
+    for arguments in ([], ["--model", "smollm2"]):
+        assert CliRunner().invoke(cli.app, ["up", *arguments]).exit_code == 0
+    assert seen == ["pocket", "served smollm2"]
