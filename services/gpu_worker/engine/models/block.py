@@ -39,18 +39,16 @@ class ContextView(NamedTuple):
 class DynamicConv:
     """The two causal convolutions around a sublayer, whose kernels follow from the sublayer's input."""
 
-    def __init__(self, base: Tensor, projection: Product, taps: int) -> None:
+    def __init__(self, base: Tensor, projection: Product, taps: int, group: int) -> None:
         """base [2, taps, H]; projection [2 * taps * groups, H]."""
-        self._base = base
+        self._base = base.unflatten(-1, (-1, group))
         self._projection = projection
         self._taps = taps
 
     def kernels(self, x: Tensor) -> Tensor:
         """[S, B, H] -> [2, S, B, taps, H]: before the sublayer, after it."""
-        shape = (*x.shape[:2], 2, self._taps, -1)
-        shifts = self._projection(x).view(shape).movedim(2, 0)
-        wide = shifts.repeat_interleave(x.shape[2] // shifts.shape[-1], dim=-1)
-        return wide + self._base[:, None, None]
+        shifts = self._projection(x).view(*x.shape[:2], 2, self._taps, -1, 1)
+        return (shifts + self._base).flatten(-2).movedim(2, 0)
 
     @staticmethod
     def apply(x: Tensor, kernel: Tensor) -> Tensor:
@@ -85,6 +83,7 @@ class DraftLayer:
                 weights[f"{at}{name}.base_kernel"],
                 product(weights[f"{at}{name}.kernel_projection.weight"]),
                 dims.conv_taps,
+                dims.conv_group,
             )
             for name in (("attention_conv", "mlp_conv") if dims.conv_taps else ())
         ]
@@ -118,13 +117,16 @@ class DraftLayer:
         turned = _turned(rows[:, : dims.heads + dims.kv_heads], self._scale, view.cos_sin, dims.eps)
         own_keys = turned[:, dims.heads :].view(sequences, block, dims.kv_heads, -1).transpose(1, 2)
         own_values = rows[:, dims.heads + dims.kv_heads :].view(sequences, block, dims.kv_heads, -1)
-        keys = torch.cat([view.keys[layer], own_keys], dim=2)
-        values = torch.cat([view.values[layer], own_values.transpose(1, 2)], dim=2)
         query = turned[:, : dims.heads].view(sequences, block, dims.kv_heads, -1, dims.head_dim)
-        query = query.permute(0, 2, 3, 1, 4)  # [S, kv_heads, group, B, head_dim]
-        scores = torch.matmul(query, keys.unsqueeze(2).transpose(3, 4)).float()
-        weights = scores.masked_fill_(view.hidden, -torch.inf).softmax(-1).to(values.dtype)
-        mixed = torch.matmul(weights, values.unsqueeze(2)).permute(0, 3, 1, 2, 4)
+        query = query.permute(0, 2, 3, 1, 4).flatten(2, 3)  # [S, kv_heads, group * B, head_dim]
+        parts = [query @ keys.transpose(2, 3) for keys in (view.keys[layer], own_keys)]
+        scores = torch.cat(parts, dim=3).float().unflatten(2, (-1, block))
+        weights = scores.masked_fill_(view.hidden, -torch.inf).softmax(-1).to(rows.dtype).flatten(2, 3)
+        context = view.keys[layer].shape[2]
+        mixed = weights[..., :context] @ view.values[layer] + weights[..., context:] @ own_values.transpose(
+            1, 2
+        )
+        mixed = mixed.unflatten(2, (-1, block)).permute(0, 3, 1, 2, 4)
         return self._output(mixed.reshape(sequences, block, -1))
 
 

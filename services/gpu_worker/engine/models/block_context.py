@@ -24,6 +24,7 @@ from services.gpu_worker.engine.models.block import BlockDrafter, ContextView
 from services.gpu_worker.engine.models.block_config import BlockDims
 from services.gpu_worker.engine.models.block_heads import BlockHeads, Proposal
 from services.gpu_worker.engine.models.family import Model
+from services.gpu_worker.engine.placement import Placement
 from shared.errors import EngineFault
 
 BACKLOG_ROWS: Final = 32
@@ -49,6 +50,29 @@ class TailShape:
         )
 
 
+class DraftRing(RingPool):
+    """Laid out so that a slot's rows follow one another: [planes, slots, kv_heads, rows, head_dim]."""
+
+    def __init__(self, dims: BlockDims, num_slots: int, num_snapshots: int, placement: Placement) -> None:
+        super().__init__(
+            TailShape.of(dims),
+            num_slots,
+            num_snapshots,
+            prefill_rows=BLOCK_ROWS,
+            max_verify=1,
+            dtype=placement.dtype,
+            device=placement.device,
+        )
+        self.rows_each = self.blocks_each * BLOCK_ROWS
+        shape = (self.planes, num_slots, dims.kv_heads, self.rows_each, dims.head_dim)
+        self.k, self.v = self.k.view(shape), self.v.view(shape)
+
+    def places(self, slot: int, first: int, stop: int) -> tuple[Tensor, Tensor]:
+        """Slot and row in its ring of rows first..stop-1."""
+        rows = torch.arange(first, stop, device=self.k.device) % self.rows_each
+        return torch.full_like(rows, slot), rows
+
+
 class _Rows(NamedTuple):
     """Rows from `start` on: tapped ones [n, taps * H], or features [n, H]."""
 
@@ -68,16 +92,7 @@ class BlockContext:
         self.dims = drafter.dims
         self._target = target
         self._heads = BlockHeads(drafter, target)
-        where = drafter.placement
-        self.ring = RingPool(
-            TailShape.of(drafter.dims),
-            num_slots,
-            num_snapshots,
-            prefill_rows=BLOCK_ROWS,
-            max_verify=1,
-            dtype=where.dtype,
-            device=where.device,
-        )
+        self.ring = DraftRing(drafter.dims, num_slots, num_snapshots, drafter.placement)
         self._present = [False] * num_snapshots
         self._open: dict[int, _Rows] = {}
         self._tapped: dict[int, list[_Rows]] = {}
@@ -92,6 +107,7 @@ class BlockContext:
 
     def primed(self, slot: int, start: int, taps: Tensor, *, defer: bool = False) -> None:
         """Prompt rows from `start` on were computed; `taps` [n, taps * H]. `defer` = they wait for `settle`."""
+        self._read_taps([slot])
         kept = taps[-self._capacity :]
         rows = _Rows(start + len(taps) - len(kept), self.drafter.features(kept))
         self._features.setdefault(slot, []).append(rows)
@@ -121,12 +137,7 @@ class BlockContext:
 
     def settle(self, slots: Sequence[int], *, upto: int | None = None) -> None:
         """Take in what waits; with `upto`, of one slot, the rows before that position alone."""
-        tapped = [(slot, rows) for slot in slots for rows in self._tapped.pop(slot, ())]
-        if tapped:
-            features = self.drafter.features(torch.cat([rows.values for _, rows in tapped]))
-            parts = features.split([len(rows.values) for _, rows in tapped])
-            for (slot, rows), part in zip(tapped, parts, strict=True):
-                self._features.setdefault(slot, []).append(_Rows(rows.start, part))
+        self._read_taps(slots)
         due = [(slot, rows) for slot in slots for rows in self._features.pop(slot, ())]
         if upto is None:
             for slot in slots:
@@ -138,6 +149,15 @@ class BlockContext:
                 self._features.setdefault(slot, []).append(rows)
         if due:
             self._write(due)
+
+    def _read_taps(self, slots: Sequence[int]) -> None:
+        """Tapped rows become features, behind those that wait already."""
+        tapped = [(slot, rows) for slot in slots for rows in self._tapped.pop(slot, ())]
+        if tapped:
+            features = self.drafter.features(torch.cat([rows.values for _, rows in tapped]))
+            parts = features.split([len(rows.values) for _, rows in tapped])
+            for (slot, rows), part in zip(tapped, parts, strict=True):
+                self._features.setdefault(slot, []).append(_Rows(rows.start, part))
 
     def waiting(self, slot: int) -> int:
         """Committed rows that are not taken in."""
@@ -165,9 +185,10 @@ class BlockContext:
                 positions.append(torch.arange(first, rows.end, device=rows.values.device))
                 places.append(self.ring.places(slot, first, rows.end))
         keys, values = self.drafter.context_rows(torch.cat(features), torch.cat(positions))
-        blocks, offsets = (torch.cat(parts) for parts in zip(*places, strict=True))
-        self.ring.k[:, blocks, :, offsets] = keys
-        self.ring.v[:, blocks, :, offsets] = values
+        slots, offsets = (torch.cat(parts) for parts in zip(*places, strict=True))
+        # What is hidden later has no weight, but a NaN of a broken row would still be one.
+        self.ring.k[:, slots, :, offsets] = keys.nan_to_num_()
+        self.ring.v[:, slots, :, offsets] = values.nan_to_num_()
 
     @property
     def _capacity(self) -> int:
@@ -198,7 +219,7 @@ class BlockContext:
 
     def _view(self, asks: Sequence[BlockAsk]) -> ContextView:
         ring, dims, device = self.ring, self.dims, self.ring.k.device
-        rows = ring.blocks_each * BLOCK_ROWS
+        rows = ring.rows_each
         starts = torch.tensor([[ask.start] for ask in asks])
         lows = torch.tensor([[ring.low(ask.slot)] for ask in asks])
         newest = starts - 1
@@ -209,21 +230,14 @@ class BlockContext:
         ahead = steps[None, :] > steps[:, None] if dims.causal else torch.zeros(1, 1, dtype=torch.bool)
         block = ahead.expand(len(asks), dims.block, dims.block)
         hidden = torch.cat([context, block], dim=2)[:, None, None].to(device)
-        gone = (held < lows)[:, None, :, None].to(device)
-        slots = torch.tensor([ask.slot for ask in asks], device=device)
+        slots = [ask.slot for ask in asks]
         positions = own.flatten().clamp_(max=len(self.drafter.rope) - 1).to(device)
         return ContextView(
-            keys=[self._of_slots(plane, slots) for plane in ring.k],
-            # What others left in the ring has no weight, but a NaN of theirs would still be one.
-            values=[self._of_slots(plane, slots).masked_fill_(gone, 0.0) for plane in ring.v],
+            keys=list(_of_slots(ring.k, slots)),
+            values=list(_of_slots(ring.v, slots)),
             hidden=hidden,
             cos_sin=self.drafter.rope.index_select(0, positions),
         )
-
-    def _of_slots(self, plane: Tensor, slots: Tensor) -> Tensor:
-        """[slots * blocks, kv_heads, 64, head_dim] -> [S, kv_heads, rows, head_dim]."""
-        blocks = plane.view(self.ring.num_slots, self.ring.blocks_each, *plane.shape[1:])
-        return blocks.index_select(0, slots).transpose(1, 2).flatten(2, 3)
 
     # -- the slot's memory --------------------------------------------------------------------------------------
 
@@ -291,6 +305,13 @@ class BlockContext:
     def _forget(self, slot: int) -> None:
         for rows in (self._open, self._tapped, self._features, self._wanted):
             rows.pop(slot, None)
+
+
+def _of_slots(planes: Tensor, slots: Sequence[int]) -> Tensor:
+    """[planes, slots, kv_heads, rows, head_dim] -> the same of S slots; one is not copied."""
+    if len(slots) == 1:
+        return planes[:, slots[0] : slots[0] + 1]
+    return planes.index_select(1, torch.tensor(slots, device=planes.device))
 
 
 def _before(rows: _Rows, position: int) -> _Rows:
