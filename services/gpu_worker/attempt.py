@@ -59,9 +59,10 @@ class Attempt:
         engine_id: str,
         busy: asyncio.Event,
         adopted: bool = False,
+        prompt_lost: bool = False,
     ) -> None:
         """`engine_id` is new for every attempt of the process; `busy` is set while many requests run (pacing). `adopted`: it
-        was taken over from a fingerprint that has no worker left."""
+        was taken over from a fingerprint that has no worker left. `prompt_lost`: the chunks of its prompt are not there."""
         self.request = request
         self.engine_id = engine_id
         self._item = WorkItem(delivery)
@@ -69,6 +70,7 @@ class Attempt:
         self._publisher = publisher
         self._busy = busy
         self._adopted = adopted
+        self._prompt_lost = prompt_lost
         self._relay: Relay | None = None
         self._cached: int | None = None  # tokens that a hit will serve, once it was looked for
         self._root = chain.root(request.namespace)
@@ -136,6 +138,8 @@ class Attempt:
             way_out = await self._guarded()
         finally:
             self._span.set_attribute("burstline.end", way_out)
+            if way_out == "handed_back" and self._relay is not None:
+                await self._relay.hand_back()
             await self._out.close(way_out)
             self._core.metrics.requests.labels(way_out).inc()
             self._span.end()
@@ -258,6 +262,12 @@ class Attempt:
         """Claim it after what the journal holds, and see it to its end."""
         if self._relay is None:
             raise EngineFault("a request is claimed before its journal was read")
+        if self._prompt_lost:
+            if self._item.deliveries < self._core.settings.max_attempts:
+                raise Unavailable(
+                    "the prompt is not there", code=claim.BODY_LOST
+                )  # looked for again, later each time
+            return await self._refuse(claim.body_lost(self._item.deliveries), dead_letter=True)
         try:
             tokens = prompt_tokens(self.request)
         except BurstlineError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from services.gpu_worker.journal import JournalState
 from shared.errors import BurstlineError, DeadlineExceeded, Unavailable
@@ -38,6 +38,9 @@ class Run:
 
     attempt: int
     forced: bool = False
+
+
+BODY_LOST: Final = "body_lost"
 
 
 Verdict: TypeAlias = AlreadyDone | Refuse | Cancelled | Run
@@ -82,6 +85,13 @@ def failure_of(error: BurstlineError) -> Failure:
     """An error as it travels to the caller."""
     retry = getattr(error, "retry_after_s", None)
     return Failure(code=error.code, message=error.message, status=error.status, retry_after_s=retry)
+
+
+def body_lost(looks: int) -> Failure:
+    """A prompt that went in chunks, and is not there, or not all of it."""
+    return failure_of(
+        BurstlineError(f"the prompt was stored and is gone: looked for {looks} times", code=BODY_LOST)
+    )
 
 
 def internal(error: Exception) -> Failure:

@@ -83,7 +83,7 @@ class Reception:
             task.cancel()
         await asyncio.gather(*left, return_exceptions=True)
 
-    def _attempt(self, request: GenerateRequest, delivery: Delivery) -> Attempt:
+    def _attempt(self, request: GenerateRequest, delivery: Delivery, *, prompt_lost: bool = False) -> Attempt:
         adopted = self._is_foreign(delivery)
         if adopted:
             namespace = msgspec.structs.replace(
@@ -99,23 +99,26 @@ class Reception:
             engine_id=f"{request.request_id}.{next(self._numbers)}",
             busy=self._busy,
             adopted=adopted,
+            prompt_lost=prompt_lost,
         )
         self.attempts[request.request_id] = attempt
         self.by_engine_id[attempt.engine_id] = attempt
         return attempt
 
     async def _redeemed(self, check: ClaimCheck, delivery: Delivery) -> str:
-        """The attempt at a request whose prompt has to be fetched. One whose prompt is gone has ended, or is refused."""
+        """The attempt at a request whose prompt has to be fetched. One whose prompt is gone has ended, or it is looked for a few
+        times before the request is refused."""
+        lost = False
         try:
             request = await bodies.redeem(self._core.transport, check)
         except NotFound as error:
             log.warning("request %s: %s", check.request.request_id, error.message)
-            request = check.request
+            request, lost = check.request, True
         except BurstlineError as error:
             log.warning("request %s is left to another attempt (%s)", check.request.request_id, error.code)
             self._core.metrics.requests.labels("abandoned").inc()
             return "abandoned"
-        attempt = self._attempt(request, delivery)
+        attempt = self._attempt(request, delivery, prompt_lost=lost)
         task = asyncio.current_task()
         if task is not None:
             self._tasks[task].attempt = attempt

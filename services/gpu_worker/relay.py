@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from services.gpu_worker import claim
 from services.gpu_worker.convert import frame_of
@@ -11,9 +13,13 @@ from services.gpu_worker.core import Core
 from services.gpu_worker.frames import Scores
 from services.gpu_worker.intake import Intake
 from services.gpu_worker.journal import Journal
-from shared.errors import Overloaded, Unavailable
+from shared.errors import BurstlineError, Overloaded, Unavailable
 from shared.protocol import subjects
-from shared.protocol.messages import Failure, Started, StreamMessage
+from shared.protocol.messages import Failure, Frame, Started, StreamMessage
+
+log = logging.getLogger(__name__)
+
+_HAND_BACK_S: Final = 1.0
 
 
 class Relay:
@@ -39,6 +45,7 @@ class Relay:
         self._request_id = request_id
         self.attempt = attempt
         self._busy = busy
+        self._claimed = False
         self.emitted = list(offsets)
         """Completion tokens of each choice in the journal."""
         self.scored = scored
@@ -47,6 +54,26 @@ class Relay:
     async def claim(self, started: Started, *, delivery: int) -> None:
         """Journal the claim, which answers the `delivery`-th delivery. Raises what `Journal.append` raises."""
         await self._append(started, {subjects.DELIVERY: str(delivery)})
+        self._claimed = True
+
+    async def hand_back(self) -> None:
+        """Tell that the request did nothing wrong, if it was claimed. As well as can be: it only counts where several workers
+        in a row come to nothing with a request."""
+        if not self._claimed:
+            return
+        told = Frame(
+            request_id=self._request_id,
+            attempt=self.attempt,
+            choice=0,
+            offset=self.emitted[0],
+            tokens=b"",
+            logprobs=None,
+        )
+        try:
+            async with asyncio.timeout(_HAND_BACK_S):
+                await self._writer.append(told)
+        except (BurstlineError, TimeoutError) as error:
+            log.info("request %s is handed back without a word (%s)", self._request_id, type(error).__name__)
 
     async def append(self, message: StreamMessage) -> None:
         """Journal a message. Raises what `Journal.append` raises."""

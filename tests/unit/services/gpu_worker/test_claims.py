@@ -265,6 +265,21 @@ async def test_fr_124_what_a_drain_cannot_finish_is_handed_back_at_once() -> Non
         assert await here.tokens() == (stream(PROMPT, SEED, 40),)
 
 
+async def test_fr_109_workers_that_drain_one_after_another_make_no_request_poison() -> None:
+    """Handed back before its first token, more often than poison is tried: a rolling restart during a long prime."""
+    async with world() as here:
+        await here.enqueue(make_request(clock=here.clock))
+        for number in range(5):
+            running = await here.worker(f"w{number}", budget=0, settings={"drain_limit_s": 0.0})
+            await until(lambda running=running: bool(running.engine.submitted))
+            running.drain.begin("test")
+            await running.task
+        await here.worker("last")
+        terminal = await here.terminal()
+        assert (terminal.failure, terminal.attempt, terminal.worker_id) == (None, 6, "last")
+        assert await here.tokens() == (stream(PROMPT, SEED, 20),)
+
+
 async def test_a_dead_engine_thread_takes_the_worker_down_and_another_goes_on() -> None:
     async with world() as here:
         first = await here.worker("w1", budget=2)

@@ -263,14 +263,40 @@ async def test_fr_104_a_request_by_claim_check_is_answered_as_one_that_came_whol
         await until(lambda: here.waiting_items() == 0)
 
 
-async def test_a_request_whose_prompt_is_gone_is_refused_once_and_not_tried_for_ever() -> None:
+async def test_a_prompt_that_is_gone_is_looked_for_and_then_told_as_lost_and_kept_for_a_person() -> None:
     async with world() as here:
         here.server.max_payload_bytes = 8000
         request = make_request(clock=here.clock, prompt=pack_tokens(tuple(range(3000))))
         data = await bodies.pack(here.transport, request, {}, most_bytes=1 << 20, timeout=5)
         await bodies.forget(here.transport, "r1")
         await here.transport.append(subjects.request_shared(FINGERPRINT, "normal", "t"), data)
-        await here.worker()
+        running = await here.worker()
+        abandoned = running.core.metrics.requests.labels("abandoned")._value
+        for looks in (1, 2):
+            await until(lambda looks=looks: abandoned.get() == looks)
+            assert await here.journalled() == []
+            here.clock.advance(2.0)
         terminal = await here.terminal()
         assert terminal.failure is not None
+        assert (terminal.failure.code, terminal.failure.status) == ("body_lost", 500)
+        assert "3 times" in terminal.failure.message
+        kept = await here.transport.last(subjects.DEAD.name, subjects.dead(FINGERPRINT))
+        assert kept is not None
+        assert kept.headers[subjects.DEAD_REASON] == "body_lost"
         await until(lambda: here.waiting_items() == 0)
+
+
+async def test_chunks_that_are_there_at_a_later_look_are_enough() -> None:
+    async with world() as here:
+        here.server.max_payload_bytes = 8000
+        request = make_request(clock=here.clock, prompt=pack_tokens(tuple(range(100, 3100))))
+        data = await bodies.pack(here.transport, request, {}, most_bytes=1 << 20, timeout=5)
+        chunks = await here.transport.read(subjects.BODIES.name, subjects.body("r1"))
+        await bodies.forget(here.transport, "r1")
+        await here.transport.append(subjects.request_shared(FINGERPRINT, "normal", "t"), data)
+        running = await here.worker()
+        await until(lambda: running.core.metrics.requests.labels("abandoned")._value.get() == 1)
+        for chunk in chunks:
+            await here.transport.append(subjects.body("r1"), chunk.data)
+        here.clock.advance(2.0)
+        assert (await here.terminal()).failure is None
