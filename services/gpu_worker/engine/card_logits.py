@@ -7,8 +7,8 @@ where it lies (`pick`), or turns into host memory by numpy's own protocol, `np.a
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from typing import Any, TypeAlias
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -32,21 +32,56 @@ class CardRow(ABC):
         """Its values [V] in host memory. Raises EngineFault when they are gone."""
 
 
+class Ask(NamedTuple):
+    """What a row shall be picked for: rules that `device_pickable` allows, and the position of the token."""
+
+    rules: SamplingParams
+    position: int
+    choice: int
+
+
 class HeldRow(CardRow):
     """A row that lies on the card."""
 
     def __init__(self, row: Tensor) -> None:
         """[1, V] float32."""
-        self._row = row
+        self.values = row
+        self._told: tuple[Ask, int] | None = None
+
+    def tell(self, ask: Ask, token: int) -> None:
+        """What the card picked for this ask, so that it need not be waited for again."""
+        self._told = ask, token
 
     def pick(self, rules: SamplingParams, position: int, choice: int) -> int:
-        plan = sampling.PickPlan.empty(1, 1, truncate=rules.top_k > 0)
-        plan.fill([rules], [choice], vocab=self._row.shape[1])
-        plan.starts.fill_(position - 1)
-        return int(sampling.pick(self._row, plan.to(self._row.device)).ids)
+        ask = Ask(rules, position, choice)
+        if self._told is None or self._told[0] != ask:
+            decide([self], [ask])
+        assert self._told is not None  # by `decide`
+        return self._told[1]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[np.float32]:
-        return self._row[0].cpu().numpy().astype(dtype or np.float32, copy=False)
+        return self.values[0].cpu().numpy().astype(dtype or np.float32, copy=False)
+
+
+def decide(rows: NDArray[np.float32] | Sequence[object], asks: Iterable[Ask | None]) -> None:
+    """Pick from all rows that lie on a card in one launch, for asks that are expected; null = the host picks there. Rows
+    in host memory are left alone."""
+    if isinstance(rows, np.ndarray):
+        return
+    held = [
+        (row, ask)
+        for row, ask in zip(rows, asks, strict=True)
+        if isinstance(row, HeldRow) and ask is not None
+    ]
+    if not held:
+        return
+    logits = torch.cat([row.values for row, _ in held])
+    plan = sampling.PickPlan.empty(len(held), 1, truncate=any(ask.rules.top_k > 0 for _, ask in held))
+    plan.fill([ask.rules for _, ask in held], [ask.choice for _, ask in held], vocab=logits.shape[1])
+    plan.starts.copy_(torch.tensor([ask.position - 1 for _, ask in held]))
+    tokens = sampling.pick(logits, plan.to(logits.device)).ids.tolist()
+    for (row, ask), token in zip(held, tokens, strict=True):
+        row.tell(ask, token)
 
 
 class DecidedRow(CardRow):

@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.sampling import device_pickable, gumbel
-from services.gpu_worker.engine.card_logits import CardRow
+from services.gpu_worker.engine.card_logits import Ask, CardRow
 from services.gpu_worker.engine.events import TokenLogprob
 from services.gpu_worker.engine.requests import SamplingParams
 from shared.errors import EngineFault
@@ -91,6 +91,10 @@ class TokenPicker:
         _argmax(row)
         row = self._truncated((row - row.max()) / np.float32(self.params.temperature))
         return _argmax(row + self._noise_at(position))
+
+    def ask(self, position: int) -> Ask | None:
+        """What a card may pick at `position` before anybody asks; null where it needs what the host knows."""
+        return Ask(self.params, position, self._choice) if self.pickable else None
 
     def record(self, token: int) -> None:
         """Count a completion token into the history."""

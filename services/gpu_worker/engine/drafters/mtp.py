@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from services.gpu_worker.engine.batch import DraftRows
+from services.gpu_worker.engine.card_logits import decide
 from services.gpu_worker.engine.drafters.base import DraftForward, DraftJob
 from services.gpu_worker.engine.sampling import Row
 from services.gpu_worker.engine.sequence import ProposerState
@@ -116,6 +117,7 @@ def _advance(
     if not wanting:
         return [], []
     logits = runner.logits(torch.cat([end for _, end in wanting])).numpy()
+    decide(logits, (chain.job.picker.ask(chain.position) for chain, _ in wanting))
     going, rows = [], []
     for (chain, end), row in zip(wanting, logits, strict=True):
         if chain.extend(row):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from services.gpu_worker.engine.batch import VerifyRows
-from services.gpu_worker.engine.card_logits import DecidedRow
+from services.gpu_worker.engine.card_logits import DecidedRow, decide
 from services.gpu_worker.engine.drafters.mtp import MtpDrafter
 from services.gpu_worker.engine.drafters.propose import Forward as DraftForward
 from services.gpu_worker.engine.drafters.propose import propose
@@ -59,11 +59,19 @@ def run_round(sessions: Sequence[Session], runner: Forward, *, more: bool = Fals
 
 
 def _run_stepped(live: Sequence[Session], runner: Forward) -> None:
-    """The host picks, row by row."""
+    """The host walks, row by row."""
     drafts = _propose(live, runner)
     rows = [session.verify_rows(tokens) for session, tokens in zip(live, drafts, strict=True)]
     hiddens = runner.verify(rows)
     logits = runner.logits(torch.cat(hiddens)).numpy()
+    decide(
+        logits,
+        (
+            session.picker.ask(row.start + 1 + i)
+            for session, row in zip(live, rows, strict=True)
+            for i in range(len(row.tokens))
+        ),
+    )
     first = 0
     for session, tokens, hidden in zip(live, drafts, hiddens, strict=True):
         columns = len(tokens) + 1
