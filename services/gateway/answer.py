@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from services.gateway.choice import ChoiceText, Delivered, merge
+from services.gateway.choice import ChoiceText, Delivered, joined, merge
 from services.gateway.echo import Echo, PromptPiece
 from services.gateway.faults import RemoteFailure
 from services.gateway.model import ServedModel
@@ -215,19 +215,18 @@ class _Run:
 
     def joins(self, events: list[Event]) -> bool:
         """Whether what a further token gives leaves this one event at most."""
-        if not self._events or not events:
-            return len(self._events) + len(events) <= 1
-        return len(merge([*self._events, *events])) == 1
+        if not self._events:
+            return len(events) <= 1
+        return not events or (len(events) == 1 and joined(self._events[-1], events[0]))
 
     def add(self, position: int, events: list[Event], delivered: list[Delivered]) -> None:
         self._position = position
-        if events:
-            self._events = merge([*self._events, *events])
+        self._events.extend(events)
         self._delivered.extend(delivered)
 
     def close(self) -> list[Update]:
         """The update, if there is anything in it; the run is empty then."""
-        events, delivered = tuple(self._events), tuple(self._delivered)
+        events, delivered = tuple(merge(self._events)), tuple(self._delivered)
         self._events, self._delivered = [], []
         if not events and not delivered:
             return []

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from services.gateway.detokenize import Detokenizer, Piece
 from services.gateway.parsers.assistant import AssistantParser
@@ -20,8 +21,7 @@ from services.gateway.vocabulary import Vocabulary
 from shared.protocol.messages import TokenLogprobs
 
 
-@dataclass(frozen=True, kw_only=True)
-class Delivered:
+class Delivered(msgspec.Struct, frozen=True, kw_only=True):
     """A token that the reader has got. `begin`, `end`: its characters in the choice's text, before any parsing."""
 
     token: int
@@ -126,17 +126,27 @@ class ChoiceText:
                 return
 
 
+def joined(one: Event, other: Event) -> bool:
+    """Whether two neighbours are text of one kind, so that they are told as one."""
+    return type(one) is type(other) and isinstance(one, Content | Reasoning)
+
+
 def merge(events: list[Event]) -> list[Event]:
     """Neighbours of one kind of text as one."""
     if len(events) < 2:
         return events
     merged: list[Event] = []
-    for event in events:
-        last = merged[-1] if merged else None
-        if isinstance(last, Content) and isinstance(event, Content):
-            merged[-1] = Content(text=last.text + event.text)
-        elif isinstance(last, Reasoning) and isinstance(event, Reasoning):
-            merged[-1] = Reasoning(text=last.text + event.text)
-        else:
-            merged.append(event)
+    begin = 0
+    for end in range(1, len(events) + 1):
+        if end == len(events) or not joined(events[begin], events[end]):
+            merged.append(_one(events[begin:end]))
+            begin = end
     return merged
+
+
+def _one(run: list[Event]) -> Event:
+    """What a run of neighbours that are told as one comes to."""
+    if len(run) == 1:
+        return run[0]
+    text = "".join(event.text for event in run if isinstance(event, Content | Reasoning))
+    return Content(text=text) if isinstance(run[0], Content) else Reasoning(text=text)

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Set
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from services.gateway.vocabulary import Vocabulary
 
 
-@dataclass(frozen=True, kw_only=True)
-class Piece:
+class Piece(msgspec.Struct, frozen=True, kw_only=True):
     """What one token adds: text, then perhaps a marker (a control token that the parser must see)."""
 
     text: str

@@ -77,7 +77,6 @@ class Shield:
         self._control = control
         self._nonce = secrets.token_hex(8)
         self._hidden: list[str] = []
-        self._mark = re.compile(f"{_OPEN}{self._nonce}:([0-9]+){_CLOSE}")
 
     def cover(self, value: object) -> object:
         """`value` (JSON) with the control tokens of all its strings, keys included, replaced by marks."""
@@ -115,8 +114,9 @@ class Shield:
     def _restore(self, text: str) -> str:
         if not self._hidden:
             return text
-        if _EDGE.search(self._mark.sub("", text)):
+        mark = re.compile(f"{_OPEN}{self._nonce}:([0-9]+){_CLOSE}")
+        if _EDGE.search(mark.sub("", text)):
             raise InvalidRequest(
                 "the chat template cannot take control tokens inside a message", param="messages"
             )
-        return self._mark.sub(lambda match: self._hidden[int(match[1])], text)
+        return mark.sub(lambda match: self._hidden[int(match[1])], text)

@@ -56,6 +56,8 @@ class EventStream:
     def __init__(self, send: Send, *, keep_alive_s: float) -> None:
         self._send: Final = send
         self._keep_alive_s: Final = keep_alive_s
+        self._loop: Final = asyncio.get_running_loop()
+        self._written_at = self._loop.time()
 
     async def open(self) -> None:
         """Send the headers now, and a comment so that proxies pass them on."""
@@ -64,21 +66,22 @@ class EventStream:
 
     async def relay(self, chunks: AsyncIterator[bytes]) -> None:
         """Write what `chunks` yields, and a comment whenever it yields nothing for the interval."""
-        while (chunk := await self._next(chunks)) is not None:
-            await self._write(chunk)
-
-    async def _next(self, chunks: AsyncIterator[bytes]) -> bytes | None:
-        following = asyncio.ensure_future(_pull(chunks))
+        keeping = asyncio.create_task(self._keep_alive())
         try:
-            while True:
-                done, _ = await asyncio.wait({following}, timeout=self._keep_alive_s)
-                if done:
-                    return following.result()
-                await self._write(KEEP_ALIVE)
+            async for chunk in chunks:
+                await self._write(chunk)
         finally:
-            if not following.done():
-                following.cancel()
-                await asyncio.gather(following, return_exceptions=True)
+            keeping.cancel()
+            await asyncio.gather(keeping, return_exceptions=True)
+
+    async def _keep_alive(self) -> None:
+        """Until cancelled. A write is whole before another task can make the next, so a comment cuts no event."""
+        while True:
+            quiet_s = self._loop.time() - self._written_at
+            if quiet_s >= self._keep_alive_s:
+                await self._write(KEEP_ALIVE)
+            else:
+                await asyncio.sleep(self._keep_alive_s - quiet_s)
 
     async def fail(self, body: dict[str, Any]) -> None:
         """An error after the headers: in band."""
@@ -89,8 +92,5 @@ class EventStream:
         await self._send({"type": "http.response.body", "body": DONE, "more_body": False})
 
     async def _write(self, data: bytes) -> None:
+        self._written_at = self._loop.time()
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
-
-
-async def _pull(chunks: AsyncIterator[bytes]) -> bytes | None:
-    return await anext(chunks, None)

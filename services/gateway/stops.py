@@ -7,12 +7,12 @@ function of the text alone and not of how it was cut into pieces.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
+import msgspec
 
-@dataclass(frozen=True, kw_only=True)
-class Released:
+
+class Released(msgspec.Struct, frozen=True, kw_only=True):
     """Text that may be shown. `stopped`: a stop string followed it, and nothing after counts."""
 
     text: str

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 
-@dataclass(frozen=True, kw_only=True)
-class Content:
+class Content(msgspec.Struct, frozen=True, kw_only=True):
     """Text for the reader."""
 
     text: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Reasoning:
+class Reasoning(msgspec.Struct, frozen=True, kw_only=True):
     """Text of a thinking block."""
 
     text: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class ToolCall:
+class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
     """A whole, valid tool call. `arguments` is the model's own spelling of a JSON object."""
 
     index: int
