@@ -7,6 +7,7 @@ SIGTERM -> unready, pull no more, finish or hand back -> engine thread -> NATS -
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
@@ -111,6 +112,8 @@ def _build(settings: WorkerSettings) -> EngineApi:
     for line in engine.memory.lines() if engine.memory else ():
         log.info("memory: %s", line)
     engine.runner.prepare(settings.speculation_k, log.info)
+    gc.collect()
+    gc.freeze()  # or a full collection walks all of torch, 0.1 s in the midst of a burst
     return engine
 
 
