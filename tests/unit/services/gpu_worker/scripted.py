@@ -5,6 +5,7 @@ The scripted stream is a pure function of (prompt, seed, position), as the real 
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import threading
 from collections.abc import Sequence
@@ -332,6 +333,8 @@ class ScriptedBroker:
     evict: tuple[bytes, ...] = ()
     refuse_withdraw: set[bytes] = field(default_factory=set)
     failing: set[type[Message]] = field(default_factory=set)
+    holding: dict[type[Message], asyncio.Event] = field(default_factory=dict)
+    """Calls that are answered once their event is set."""
     over: set[str] = field(default_factory=set)
     """Epochs that were declared over."""
     calls: list[BrokerCall] = field(default_factory=list)
@@ -354,6 +357,8 @@ class ScriptedBroker:
         call = codec.decode(received.data)
         self.calls.append(call)  # type: ignore[arg-type]
         self.headers.append(dict(received.headers))
+        if (event := self.holding.get(type(call))) is not None:
+            await event.wait()
         if type(call) in self.failing:
             failure = Failure(code="broken", message="told to fail", status=500, retry_after_s=None)
             return codec.encode(Done(failure=failure))
