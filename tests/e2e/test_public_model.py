@@ -7,40 +7,17 @@ what they can to a made-up model with its layout.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from services.models.config import ModelSettings
-from services.models.store import Store
 from tests.e2e.conftest import Line, running
-
-NAME = "smollm2"
-OWN = Path(__file__).resolve().parents[2] / ".burstline" / "models"
-"""Where the tests keep it, when the user has none."""
+from tests.public import NAME, public_models
 
 
 @pytest.fixture(scope="module")
 def public() -> Iterator[Line]:
-    user = Store(ModelSettings().folder())
-    folder = user.root if user.has(NAME) else OWN
-    if not Store(folder).has(NAME):
-        added = subprocess.run(
-            [sys.executable, "-m", "services.cli", "model", "add", NAME],
-            env=os.environ
-            | {"BURSTLINE_MODELS_DIR": str(folder), "PIP_DEFAULT_TIMEOUT": "10", "PIP_RETRIES": "0"},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=200,
-        )
-        if added.returncode != 0:
-            pytest.skip(f"{NAME} is not here and cannot be fetched: {added.stderr.splitlines()[-1]}")
-    with running("--model", NAME, BURSTLINE_MODELS_DIR=str(folder)) as line:
+    with running("--model", NAME, BURSTLINE_MODELS_DIR=str(public_models())) as line:
         yield line
 
 
