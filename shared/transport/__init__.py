@@ -1,6 +1,6 @@
 """The seam to the queue: one Protocol (`base`), NATS (`nats`, the only importer of nats-py) and memory (`memory`).
 
-Both implementations pass the same suite, tests/contract/test_transport.py.
+Both implementations pass the same suite, tests/contract.
 
     base     the contract            client    the transport over a wire     memory         the twin
     buffer   bounded subscriptions   jetstream streams, appends, reads       memory_stream  its streams

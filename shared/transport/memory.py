@@ -1,4 +1,4 @@
-"""The twin of NATS in one process: the same semantics (tests/contract/test_transport.py), no server.
+"""The twin of NATS in one process: the same semantics (tests/contract), no server.
 
 Several `MemoryTransport`s on one `MemoryServer` are several connections. Acknowledgement waits, duplicate windows and
 ages go by the clock given; time-outs of calls go by the event loop. What is refused by a stream still reaches plain
