@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from models.pocket.recipe.corpus import SOURCES, is_held_out
 from models.pocket.recipe.heldout import CUT, KINDS, is_code, prompts_of
-from models.pocket.recipe.train import STAGES
+from models.pocket.recipe.stages import STAGES
 
 FOLDER = Path(__file__).parents[4] / "models" / "pocket"
 

@@ -1,0 +1,127 @@
+"""The training loop that all stages share: two optimisers, a rate by step, checkpoints, a log."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+
+from models.pocket.recipe.batches import Batch, Mixture
+from models.pocket.recipe.corpus import WORK
+from models.pocket.recipe.stages import Stage
+
+CHECKPOINT_STEPS: Final = 1000
+LOG_STEPS: Final = 50
+MEASURED: Final = (51, 101)
+"""Steps between which the pace of a stage is measured: each follows one whose loss was read, so that nothing is pending."""
+TABLES: Final = ("embed_tokens.weight", "codebook")
+"""Rows of these are looked up: no matrices for Muon."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What a stage trains: the module whose state is kept, its trained parameters by name, the loss of a batch."""
+
+    module: nn.Module
+    trained: list[tuple[str, nn.Parameter]]
+    loss: Callable[[Batch], Tensor]
+
+
+def optimisers(parameters: list[tuple[str, nn.Parameter]], rate: float) -> list[torch.optim.Optimizer]:
+    """Muon for the blocks' matrices, AdamW for embedding, norms, convolutions and decays."""
+    matrices = [
+        p for name, p in parameters if p.ndim == 2 and not name.endswith(TABLES) and min(p.shape) >= 64
+    ]
+    chosen = {id(p) for p in matrices}
+    rest = [p for _, p in parameters if id(p) not in chosen]
+    muon = torch.optim.Muon(
+        matrices, lr=rate, weight_decay=0.05, momentum=0.95, adjust_lr_fn="match_rms_adamw"
+    )
+    adam = torch.optim.AdamW(rest, lr=rate, betas=(0.9, 0.98), weight_decay=0.0, fused=rest[0].is_cuda)
+    return [muon, adam]
+
+
+def rate_at(stage: Stage, step: int) -> float:
+    """Linear warm-up, a constant part, then linear decay to 2 %."""
+    if step < stage.warmup:
+        return stage.rate * (step + 1) / stage.warmup
+    done = step / stage.steps
+    left = 1.0 if done < stage.decay_from else (1.0 - done) / (1.0 - stage.decay_from)
+    return stage.rate * max(left, 0.02)
+
+
+class Run:
+    """A stage on its way: `step` steps are done, `log` has (step, loss, seconds) of some."""
+
+    def __init__(self, stage: Stage, work: Work) -> None:
+        self.stage = stage
+        self.work = work
+        self.step = 0
+        self.log: list[dict[str, float]] = []
+        self._opts = optimisers(work.trained, stage.rate)
+        self._device = work.trained[0][1].device
+        self._checkpoint = WORK / f"{stage.name}.checkpoint.pt"
+        self._began = self._mark = time.perf_counter()
+
+    def resume(self) -> None:
+        """Goes on from the stage's checkpoint, if it left one."""
+        if not self._checkpoint.exists():
+            return
+        state = torch.load(self._checkpoint, map_location=self._device, weights_only=True)
+        self.work.module.load_state_dict(state["model"])
+        for opt, saved in zip(self._opts, state["optimisers"], strict=True):
+            opt.load_state_dict(saved)
+        self.step = state["step"]
+
+    def keep(self) -> None:
+        """Writes the checkpoint."""
+        optimisers_state = [opt.state_dict() for opt in self._opts]
+        state = {"model": self.work.module.state_dict(), "optimisers": optimisers_state, "step": self.step}
+        torch.save(state, self._checkpoint)
+
+    def fit(self, seconds: float) -> None:
+        """As many steps as `seconds` from the start hold, at the pace between the MEASURED ones. Those only warm up, so
+        the result is that of a stage with as many steps from the beginning.
+        """
+        if self.step == MEASURED[0]:
+            self._mark = time.perf_counter()
+        elif self.step == MEASURED[1]:
+            now = time.perf_counter()
+            pace = (now - self._mark) / (MEASURED[1] - MEASURED[0])
+            steps = min(self.stage.steps, self.step + int((seconds - (now - self._began)) / pace))
+            self.stage = replace(self.stage, steps=steps)
+            print(f"{self.stage.name}: {1000 * pace:.1f} ms a step, {steps} steps", flush=True)
+
+    def advance(self, batch: Batch) -> None:
+        """One step."""
+        for opt in self._opts:
+            for group in opt.param_groups:
+                group["lr"] = rate_at(self.stage, self.step)
+        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._device.type == "cuda"):
+            loss = self.work.loss(batch)
+        loss.backward()
+        nn.utils.clip_grad_norm_([p for _, p in self.work.trained], 1.0)
+        for opt in self._opts:
+            opt.step()
+            opt.zero_grad(set_to_none=True)
+        if self.step % LOG_STEPS == 0 or self.step == self.stage.steps - 1:
+            entry = {"step": self.step, "loss": round(loss.item(), 4)}
+            self.log.append({**entry, "seconds": round(time.perf_counter() - self._began, 1)})
+            print(self.stage.name, self.log[-1], flush=True)
+        self.step += 1
+
+    def finish(self, mixture: Mixture, seconds: float | None) -> list[dict[str, float]]:
+        """Runs what is left, within `seconds` if that is given; returns the log."""
+        self.resume()
+        while self.step < self.stage.steps:
+            if seconds is not None:
+                self.fit(seconds)
+            self.advance(mixture.batch(self.step, self.stage.length))
+            if self.step % CHECKPOINT_STEPS == 0:
+                self.keep()
+        self._checkpoint.unlink(missing_ok=True)
+        return self.log
