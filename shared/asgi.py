@@ -38,6 +38,37 @@ class _Server(uvicorn.Server):
         yield
 
 
+class _Gathered:
+    """A transport that writes what one turn of the event loop gives it in one call, at the turn's end.
+
+    uvicorn writes each message of a response by itself, the head and the first event, an event and the next, and every
+    such call may cost the processor, which the reader that it wakes takes over.
+    """
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport: Final = transport
+        self._loop: Final = loop
+        self._pieces: list[bytes] = []
+
+    def write(self, data: bytes) -> None:
+        if not self._pieces:
+            self._loop.call_soon(self._flush)
+        self._pieces.append(data)
+
+    def close(self) -> None:
+        self._flush()
+        self._transport.close()
+
+    def _flush(self) -> None:
+        pieces, self._pieces = self._pieces, []
+        if pieces:
+            self._transport.write(b"".join(pieces))
+
+    def __getattr__(self, name: str) -> Any:
+        """All else is the transport's own."""
+        return getattr(self._transport, name)
+
+
 class _Connection(H11Protocol):
     """A connection that is closed when it owes a request for longer than `head_s`.
 
@@ -49,7 +80,7 @@ class _Connection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._late: asyncio.TimerHandle | None = None
-        super().connection_made(transport)
+        super().connection_made(_Gathered(transport, self.loop))  # type: ignore[arg-type]
         self._watch()
 
     def data_received(self, data: bytes) -> None:

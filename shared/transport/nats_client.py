@@ -2,7 +2,8 @@
 
 The way, both of which a request's first token goes several times: nats-py hands each message to a task of its
 subscription through a queue, and each publish to a task that writes. Here a message goes from the reader straight to
-who listens, and a publish straight to the socket while that takes it (else to nats-py's writer, which waits).
+who listens, and what one turn of the event loop publishes goes to the socket at its end, in one call, while that takes it
+(else to nats-py's writer, which waits): every call may cost the processor, which the server that it wakes takes over.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ class PatientClient(Client):
     def __init__(self) -> None:
         super().__init__()
         self._receivers: dict[int, Receive] = {}
+        self._writing: asyncio.Handle | None = None
 
     async def hear(self, subject: str, queue: str, receive: Receive) -> Subscription:
         """Hand every message on `subject` to `receive`, in order, as it is read. `unhear` ends it."""
@@ -73,21 +75,25 @@ class PatientClient(Client):
 
     async def _flush_pending(self, force_flush: bool = False) -> Any:
         writer = self._writer()
-        if force_flush or writer is None:
+        if force_flush or writer is None or writer.transport.get_write_buffer_size() >= _CONGESTED_BYTES:
             return await super()._flush_pending(force_flush)
-        pending, self._pending, self._pending_data_size = self._pending, [], 0
-        if pending:
-            writer.writelines(pending)
+        if self._writing is None:
+            self._writing = asyncio.get_running_loop().call_soon(self._write)
         return None
 
+    def _write(self) -> None:
+        """What is pending, now; without a connection it stays, for the next one."""
+        self._writing = None
+        writer = self._writer()
+        if writer is not None and self._pending:
+            pending, self._pending, self._pending_data_size = self._pending, [], 0
+            writer.writelines(pending)
+
     def _writer(self) -> asyncio.StreamWriter | None:
-        """The socket's, if what is written now goes to the kernel, or nearly so."""
-        if not (self.is_connected and isinstance(self._transport, TcpTransport)):
-            return None
-        writer = self._transport._io_writer
-        if writer is None or writer.transport.get_write_buffer_size() >= _CONGESTED_BYTES:
-            return None
-        return writer
+        """The socket's, while there is a connection."""
+        if self.is_connected and isinstance(self._transport, TcpTransport):
+            return self._transport._io_writer
+        return None
 
     async def _process_pong(self) -> None:
         if self._pongs and self._pongs[0].done():
