@@ -180,6 +180,27 @@ class World:
         stored = await self.transport.read(subjects.JOURNAL.name, subjects.tokens(request_id))
         return [codec.decode(message.data) for message in stored]  # type: ignore[misc]
 
+    async def claim(self, attempt: int, worker_id: str, expected: int, request_id: str = "r1") -> int:
+        """As another worker: the sequence of its claim, which follows `expected`."""
+        started = Started(
+            request_id=request_id, attempt=attempt, worker_id=worker_id, fingerprint=FINGERPRINT, cached_tokens=0,
+            resumed_offsets=(0,), resumed_scores=0, at_ns=attempt,
+        )  # fmt: skip
+        stored = await self.transport.append(
+            subjects.tokens(request_id), codec.encode(started), expected_last_subject_sequence=expected
+        )
+        return stored.sequence
+
+    async def said(self, count: int, request_id: str = "r1") -> None:
+        """Wait until so many completion tokens are journalled, over all choices."""
+
+        def enough() -> bool:
+            stored = self.server.streams[subjects.JOURNAL.name].read(subjects.tokens(request_id), 0, 1000)
+            messages = (codec.decode(one.data) for one in stored)
+            return sum(len(one.tokens) // 4 for one in messages if isinstance(one, Frame)) >= count
+
+        await until(enough)
+
     async def terminal(self, request_id: str = "r1") -> Terminal:
         """Wait for the end of a request, and check that it is the only one and the last."""
 

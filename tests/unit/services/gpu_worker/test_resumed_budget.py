@@ -11,15 +11,13 @@ from services.gpu_worker.engine.events import Burst, Event
 from services.gpu_worker.engine.limits import EngineLimits
 from shared.protocol import codec, subjects
 from shared.protocol.messages import (
-    Frame,
     GenerateRequest,
     NamespaceParts,
     Terminal,
     pack_tokens,
-    unpack_tokens,
 )
 from tests.engine_kit import build, prompt
-from tests.unit.services.gpu_worker.rig import SAMPLING, World, make_request, until, world
+from tests.unit.services.gpu_worker.rig import SAMPLING, World, make_request, world
 
 BUDGET = 100
 KILLED_AT = 50
@@ -79,12 +77,6 @@ async def _undisturbed(**changes: object) -> tuple[tuple[tuple[int, ...], ...], 
         return await here.tokens(choices=request.choices), terminal
 
 
-def _journalled(here: World) -> int:
-    stored = here.server.streams[subjects.JOURNAL.name].read(subjects.tokens("r1"), 0, 1000)
-    frames = [one for one in (codec.decode(message.data) for message in stored) if isinstance(one, Frame)]
-    return sum(len(unpack_tokens(frame.tokens)) for frame in frames)
-
-
 CASES: dict[str, dict[str, object]] = {
     "greedy": {"sampling": GREEDY},
     "seeded": {},
@@ -102,7 +94,7 @@ async def test_fr_111_a_resumed_request_says_its_whole_budget_and_no_more(case: 
         request = _request(here, engine, **changes)
         first = await here.worker("w1", real=_Held(engine, KILLED_AT))  # type: ignore[arg-type]
         await _enqueue(here, request)
-        await until(lambda: _journalled(here) >= KILLED_AT)
+        await here.said(KILLED_AT)
         await first.die()
         await here.worker("w2", real=_engine())
         here.clock.advance(16)
@@ -124,7 +116,7 @@ async def test_fr_111_a_stop_that_comes_after_the_kill_still_ends_the_stream() -
         engine = _engine()
         first = await here.worker("w1", real=_Held(engine, KILLED_AT))  # type: ignore[arg-type]
         await _enqueue(here, _request(here, engine, **changes))
-        await until(lambda: _journalled(here) >= KILLED_AT)
+        await here.said(KILLED_AT)
         await first.die()
         await here.worker("w2", real=_engine())
         here.clock.advance(16)
