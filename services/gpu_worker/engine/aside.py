@@ -111,6 +111,7 @@ class Aside:
 
     def _put_back(self, stream: Stream) -> None:
         """Set a stream aside: to the head of the queue, past its limit, unless it had its retries."""
+        self._announce(stream.session.leftover_captures())
         waiting = stream.again(self._clock.monotonic_ns())
         if waiting is None:
             return

@@ -275,6 +275,7 @@ class Engine:
         ended = [stream for stream in self._active if stream.session.ending is not None]
         self._active[:] = [stream for stream in self._active if stream.session.ending is None]
         for stream in ended:
+            self._executor.announce(stream.session.leftover_captures())
             stream.session.park()
             self._keeper.ended(stream)
             self._sessions.finished(stream.request, stream.emitted)

@@ -128,6 +128,7 @@ class Executor:
                 self._tell(burst)
             for news in stream.drafter_news(end):
                 self._tell(news)
+            self.announce(stream.session.drain_captures())
 
     def _demote(self, streams: Sequence[Stream]) -> None:
         """Hand the streams to plain decode; one whose rows are not what was delivered finishes in place (R-S16)."""

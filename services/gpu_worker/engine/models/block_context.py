@@ -11,66 +11,21 @@ such a slot has no tail, which is not the same as an empty one (R-G4).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
 
 from services.gpu_worker.engine.batch import BlockAsk
-from services.gpu_worker.engine.cache.ring_pool import RingPool
 from services.gpu_worker.engine.config import BLOCK_ROWS
 from services.gpu_worker.engine.models.block import BlockDrafter, ContextView
-from services.gpu_worker.engine.models.block_config import BlockDims
 from services.gpu_worker.engine.models.block_heads import BlockHeads, Proposal
+from services.gpu_worker.engine.models.block_ring import DraftRing
 from services.gpu_worker.engine.models.family import Model
-from services.gpu_worker.engine.placement import Placement
 from shared.errors import EngineFault
 
 BACKLOG_ROWS: Final = 32
 """Committed rows of a slot that wait before they are taken in even though no draft was asked for."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TailShape:
-    """The ring of a drafter: a tail is the window and a block."""
-
-    window_layers: int
-    window: int
-    kv_heads: int
-    head_dim: int
-
-    @classmethod
-    def of(cls, dims: BlockDims) -> TailShape:
-        return cls(
-            window_layers=dims.layers,
-            window=dims.tail_rows + 1,  # a ring's tail is its window without the row itself
-            kv_heads=dims.kv_heads,
-            head_dim=dims.head_dim,
-        )
-
-
-class DraftRing(RingPool):
-    """Laid out so that a slot's rows follow one another: [planes, slots, kv_heads, rows, head_dim]."""
-
-    def __init__(self, dims: BlockDims, num_slots: int, num_snapshots: int, placement: Placement) -> None:
-        super().__init__(
-            TailShape.of(dims),
-            num_slots,
-            num_snapshots,
-            prefill_rows=BLOCK_ROWS,
-            max_verify=1,
-            dtype=placement.dtype,
-            device=placement.device,
-        )
-        self.rows_each = self.blocks_each * BLOCK_ROWS
-        shape = (self.planes, num_slots, dims.kv_heads, self.rows_each, dims.head_dim)
-        self.k, self.v = self.k.view(shape), self.v.view(shape)
-
-    def places(self, slot: int, first: int, stop: int) -> tuple[Tensor, Tensor]:
-        """Slot and row in its ring of rows first..stop-1."""
-        rows = torch.arange(first, stop, device=self.k.device) % self.rows_each
-        return torch.full_like(rows, slot), rows
 
 
 class _Rows(NamedTuple):
@@ -274,6 +229,10 @@ class BlockContext:
             if self._present[snapshot]:
                 self.ring.take(slot, snapshot, position)
         return self._present[snapshot]
+
+    def tail(self, slot: int, upto: int) -> Tensor | None:
+        """[2, tail rows, layers, KV heads, head], keys first: what was taken in before `upto`; null if not all of it."""
+        return self.ring.tail(slot, upto) if self._covered(slot, upto) else None
 
     def has_tail(self, snapshot: int) -> bool:
         """Whether a snapshot has a draft tail."""

@@ -153,7 +153,7 @@ class Session(PromptSide):
     def go_on(self, other: Session, token: int, logprob: TokenLogprob | None) -> None:
         """Take over the stream of `other`, whose sequence this session has; `token` is decided and not emitted."""
         self.completion = other.completion
-        self.boundary_captures = other.drain_captures()
+        self.boundary_captures = other.leftover_captures()
         self.chunks = other.chunks
         self._checkpoint = other._checkpoint
         self.next_pred, self.next_logprob = token, logprob

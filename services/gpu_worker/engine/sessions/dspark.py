@@ -9,7 +9,6 @@ So nothing is ever pending between rounds, and a hand-off needs no flush (R-D6).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
 
 from torch import Tensor
 
@@ -17,51 +16,14 @@ from services.gpu_worker.engine.cache.entry import Capture
 from services.gpu_worker.engine.drafters.block import BlockDrafter
 from services.gpu_worker.engine.drafters.ngram import NgramDrafter
 from services.gpu_worker.engine.events import FinishReason, TokenLogprob
-from services.gpu_worker.engine.models.block_config import BlockDims
 from services.gpu_worker.engine.requests import GenerateRequest
 from services.gpu_worker.engine.sampling import Row
 from services.gpu_worker.engine.sequence import SequenceState
+from services.gpu_worker.engine.sessions.block_context import DraftContext
 from services.gpu_worker.engine.sessions.mtp import SpecSession
 from services.gpu_worker.engine.sessions.outcome import SessionShape
 from services.gpu_worker.engine.sessions.telemetry import SessionCounters
 from shared.errors import EngineFault
-
-LEAST_PROMPT: Final = 16
-"""Prompt tokens under which a block drafter has too little to read."""
-SPARE_ROWS: Final = 8
-"""Of the context, beyond prompt and one block."""
-
-
-class Ring(Protocol):
-    """Where the drafter's rows lie."""
-
-    @property
-    def k(self) -> Tensor: ...
-
-    @property
-    def v(self) -> Tensor: ...
-
-
-class DraftContext(Protocol):
-    """What a session asks of `BlockContext`."""
-
-    @property
-    def dims(self) -> BlockDims: ...
-
-    @property
-    def ring(self) -> Ring: ...
-
-    def covers(self, slot: int, position: int) -> bool: ...
-
-
-def block_fits(
-    request: GenerateRequest, sequence: SequenceState, shape: SessionShape, context: DraftContext
-) -> bool:
-    """Whether a block drafter may serve the request: a prompt of some length, room for blocks behind it, and its window's
-    rows of whatever the sequence begins with (R-D2). Another kind of session serves it otherwise."""
-    prompt = len(request.tokens)
-    room = prompt + context.dims.block + SPARE_ROWS <= shape.cache_max_ctx
-    return prompt >= LEAST_PROMPT and room and context.covers(sequence.ssm_slot_idx(), sequence.seq_len)
 
 
 class DsparkSpecSession(SpecSession):

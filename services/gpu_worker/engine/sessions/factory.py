@@ -13,7 +13,9 @@ from services.gpu_worker.engine.limits import EngineLimits
 from services.gpu_worker.engine.requests import DrafterKind, GenerateRequest
 from services.gpu_worker.engine.sequence import SequenceState
 from services.gpu_worker.engine.sessions.base import Session
-from services.gpu_worker.engine.sessions.dspark import DraftContext, DsparkSpecSession, block_fits
+from services.gpu_worker.engine.sessions.block_context import DraftContext, block_fits
+from services.gpu_worker.engine.sessions.dspark import DsparkSpecSession
+from services.gpu_worker.engine.sessions.glm5 import Glm5SpecSession
 from services.gpu_worker.engine.sessions.mtp import SpecSession
 from services.gpu_worker.engine.sessions.outcome import SessionShape
 from services.gpu_worker.engine.sessions.telemetry import SessionCounters
@@ -42,6 +44,7 @@ class SessionFactory:
             floor_rounds=limits.floor_rounds,
         )
         self._block = block
+        self._live_anchor = dims.latent is not None
         self._said = NamespaceIndex()
         has: dict[DrafterKind, bool] = {"block": block is not None, "mtp": dims.has_mtp, "ngram": True}
         self.kinds: tuple[DrafterKind, ...] = tuple(kind for kind, there in has.items() if there)
@@ -73,6 +76,17 @@ class SessionFactory:
     ) -> Session:
         """A session at the start of its prime. `drafter` = one that fits, or none; `counters` = of an earlier life, whose
         stream this one replays; `capture_disabled` = that life ended for lack of memory (R-S8)."""
+        if self._live_anchor and drafter in ("mtp", "block"):
+            return Glm5SpecSession(
+                request,
+                sequence,
+                self.shape,
+                context=self._block if drafter == "block" else None,
+                last_hidden=last_hidden,
+                capture_disabled=capture_disabled,
+                counters=counters,
+                fallback=self._fallback(request),
+            )
         if drafter == "block" and self._block is not None:
             return DsparkSpecSession(
                 request,

@@ -133,8 +133,7 @@ class SpecSession(Session):
 
         Near the end of the context the session demotes: k is 0 from there on and the drafter goes (R-S9).
         """
-        k = self.request.speculation_k
-        if self.committed_len + k + CONTEXT_GUARD >= self.cache_max_ctx:
+        if self._near_the_end:
             self._turn_off(DrafterOffReason.CONTEXT)
         if self._gate.useless:
             self._fall_back()
@@ -146,6 +145,10 @@ class SpecSession(Session):
             picker=self.picker,
             block_table=self.sequence.block_table,
         )
+
+    @property
+    def _near_the_end(self) -> bool:
+        return self.committed_len + self.request.speculation_k + CONTEXT_GUARD >= self.cache_max_ctx
 
     def judge(self, drafted: int, accepted: int, *, replayed: bool) -> None:
         """Let the gate learn what the drafter's own proposals were worth; under the floor the drafter goes (FR-22)."""

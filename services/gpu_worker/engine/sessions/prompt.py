@@ -85,6 +85,15 @@ class PromptSide:
         captures, self.boundary_captures = self.boundary_captures, []
         return captures
 
+    def leftover_captures(self) -> list[Capture]:
+        """The same, when nothing more is to come of the session: those that waited for something too."""
+        return self.drain_captures()
+
+    @property
+    def defers(self) -> bool:
+        """Whether a drafter takes the prompt's rows in later."""
+        return False
+
     # -- prime --------------------------------------------------------------------------------------------------
 
     @property
@@ -165,6 +174,7 @@ class PromptSide:
             tokens=self.request.tokens[start:stop],
             block_table=self.sequence.block_table,
             previous_hidden=self.last_hidden,
+            defer=self.defers,
         )
 
     def prefilled(self, chunk: PrefillChunk, hidden: Tensor, cache: CacheManager) -> None:

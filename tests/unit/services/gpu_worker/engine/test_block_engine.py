@@ -16,6 +16,7 @@ from services.gpu_worker.engine.events import (
     DrafterOffReason,
     FinishReason,
     Parked,
+    PromptScored,
 )
 from services.gpu_worker.engine.faults import Faults, StreamKey
 from services.gpu_worker.engine.limits import EngineLimits
@@ -238,7 +239,7 @@ def test_a_stream_resumed_from_a_checkpoint_drafts_on() -> None:
     assert parked.accepted >= whole.accepted - 3
 
 
-def test_fr_44_no_row_of_a_rejected_draft_is_taken_in() -> None:
+def test_r_d1_no_row_of_a_rejected_draft_is_taken_in() -> None:
     """What the ring holds after a stream are the features of exactly the rows that it said."""
     engine = engine_of("dflash", limits=replace(ALWAYS, burst_rounds=1))
     context, driver, chosen = context_of(engine), Driver(engine), item(sampling=WARM)
@@ -269,3 +270,53 @@ def test_a_useless_drafter_is_turned_off_and_said_so() -> None:
     (off,) = [event for event in driver.events if isinstance(event, DrafterOff)]
     assert off.reason is DrafterOffReason.ACCEPTANCE
     assert outcome.end.telemetry.drafted <= 8 * 4
+
+
+def test_fr_8_an_entry_without_its_tail_serves_the_trunk_and_no_block() -> None:
+    """A hit is the least of all groups: where the drafter's is missing, the drafter is refused before it drafts."""
+    engine = engine_of()
+    run_one(engine, item(name="first"))
+    (entry,) = engine._cache.tree.entries()
+    assert entry.state is not None
+    context = context_of(engine)
+    context._present[entry.state.snapshot] = False
+    before = context.passes
+    driver, chosen = Driver(engine), item(name="again", sampling=WARM)
+    outcome = driver.run([chosen])[chosen.key]
+    assert (outcome.cached_tokens, outcome.tokens) == (128, plain(chosen).tokens)
+    assert context.passes == before
+    (off,) = [event for event in driver.events if isinstance(event, DrafterOff)]
+    assert off.reason is DrafterOffReason.DRAFT_ROWS
+
+
+def test_fr_35_prompt_logprobs_are_those_of_plain_decode() -> None:
+    def scored(engine: Engine, chosen: GenerateRequest) -> list[object]:
+        driver = Driver(engine)
+        driver.run([chosen])
+        return [event.entries for event in driver.events if isinstance(event, PromptScored)]
+
+    chosen = item(300, prompt_logprobs=2, use_cache=False)
+    expected = scored(build(), replace(chosen, drafter="none", speculation_k=0))
+    assert scored(engine_of(), chosen) == expected
+    assert len(expected) == 3
+
+
+def test_fr_40_drafts_that_break_the_mask_are_never_said() -> None:
+    """Thirty masked streams at once; some masks leave few of a block's candidates, or none."""
+    engine = engine_of(num_slots=30, max_batch=30, num_blocks=256)
+    items = [
+        item(
+            40 + n,
+            f"{n}",
+            sampling=replace(WARM, seed=n, allowed_ids=frozenset(range(3 + n, 6 + n))),
+            max_tokens=12,
+        )
+        for n in range(30)
+    ]
+    outcomes = Driver(engine).run(items)
+    for chosen in items:
+        assert chosen.sampling.allowed_ids is not None
+        assert set(outcomes[chosen.key].tokens) <= chosen.sampling.allowed_ids
+        assert outcomes[chosen.key].end.reason is FinishReason.LENGTH
+    assert outcomes[items[3].key].tokens == plain(items[3]).tokens
+    baseline(engine)
