@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Final
+
+import torch
 
 from services.bench.card import blocks_for
 from services.gpu_worker.engine.config import EngineConfig
@@ -23,20 +27,49 @@ TOKENS: Final = 65
 def run_card_engine(
     loaded: LoadedModel, batches: Sequence[int], *, report: Callable[[str], None] = lambda _: None
 ) -> dict[str, Any]:
-    """Milliseconds a round of `batch` greedy streams, and their tokens a second."""
+    """Milliseconds a round of `batch` greedy streams, those of it in which the host did not wait for the card, and the
+    streams' tokens a second."""
     results: dict[str, Any] = {}
     for batch in batches:
-        seconds, tokens = _decode(loaded, batch)
+        decoded = _decode(loaded, batch)
+        rounds = decoded.tokens / batch
         results[f"batch {batch}"] = {
-            "round_ms": round(seconds / tokens * batch * 1e3, 3),
-            "tokens_per_s": round(tokens / seconds, 1),
+            "round_ms": round(decoded.seconds / rounds * 1e3, 3),
+            "host_ms": round((decoded.seconds - decoded.waited) / rounds * 1e3, 4),
+            "tokens_per_s": round(decoded.tokens / decoded.seconds, 1),
         }
         report(f"engine, batch {batch}: {results[f'batch {batch}']}")
     return results
 
 
-def _decode(loaded: LoadedModel, batch: int) -> tuple[float, int]:
-    """Seconds and tokens of all rounds but the first burst's, whose sizes are captured then."""
+@dataclass(slots=True)
+class Decoded:
+    """What was decoded, and how long it took; `waited` = seconds in which the host stood at an event of the card."""
+
+    seconds: float = 0.0
+    waited: float = 0.0
+    tokens: int = 0
+
+
+@contextmanager
+def _waits(of: Decoded) -> Iterator[None]:
+    """Counts what passes in `Event.synchronize`, where a round is waited for."""
+    plain = torch.cuda.Event.synchronize
+
+    def watched(event: torch.cuda.Event) -> None:
+        began = SYSTEM.monotonic_ns()
+        plain(event)
+        of.waited += (SYSTEM.monotonic_ns() - began) / 1e9
+
+    torch.cuda.Event.synchronize = watched  # type: ignore[assignment, method-assign]
+    try:
+        yield
+    finally:
+        torch.cuda.Event.synchronize = plain  # type: ignore[method-assign]
+
+
+def _decode(loaded: LoadedModel, batch: int) -> Decoded:
+    """All rounds but the first burst's, whose sizes are captured then."""
     context = PROMPT + 2 * TOKENS
     config = EngineConfig(
         num_blocks=batch * blocks_for(context + 64),
@@ -54,14 +87,23 @@ def _decode(loaded: LoadedModel, batch: int) -> tuple[float, int]:
     while engine.stats().waiting or engine.stats().priming:
         engine.step()
     engine.step()
-    began, tokens, ended = SYSTEM.monotonic_ns(), 0, 0
+    decoded = Decoded()
+    with _waits(decoded):
+        _rounds(engine, batch, decoded)
+    return decoded
+
+
+def _rounds(engine: Engine, batch: int, decoded: Decoded) -> None:
+    """Until the first stream ends. What was waited for after the last whole burst does not count."""
+    began = SYSTEM.monotonic_ns()
     while engine.has_work():
+        waited = decoded.waited
         bursts = [event for event in engine.step() if isinstance(event, Burst)]
         if len(bursts) < batch:
-            break
-        tokens += sum(len(burst.tokens) for burst in bursts)
-        ended = SYSTEM.monotonic_ns()
-    return (ended - began) / 1e9, tokens
+            decoded.waited = waited
+            return
+        decoded.tokens += sum(len(burst.tokens) for burst in bursts)
+        decoded.seconds = (SYSTEM.monotonic_ns() - began) / 1e9
 
 
 def _request(number: int, vocab: int) -> GenerateRequest:
