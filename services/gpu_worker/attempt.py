@@ -133,10 +133,12 @@ class Attempt:
 
     async def run(self) -> str:
         """From the delivery to its end. Returns the way out; raises only when it is cancelled (a hand-back)."""
-        way_out = "handed_back"
+        way_out, begun_ns = "handed_back", self._core.clock.wall_ns()
         try:
             way_out = await self._guarded()
         finally:
+            self._core.telemetry.record("queue.wait", self._span, self.request.created_ns, begun_ns)
+            self._intake.trace()
             self._span.set_attribute("burstline.end", way_out)
             if way_out == "handed_back" and self._relay is not None:
                 await self._relay.hand_back()
@@ -170,7 +172,6 @@ class Attempt:
 
     async def _run(self) -> str:
         core, request = self._core, self.request
-        core.telemetry.record("queue.wait", self._span, request.created_ns, core.clock.wall_ns())
         if self._item.deliveries == 1 and (choices := await self._claim_unread()) is not None:
             return await self._serve(choices)
         try:
@@ -315,6 +316,8 @@ class Attempt:
         """Tokens that an entry will serve; the decision goes into the terminal. Asked once."""
         if not self.request.cache.enabled:
             return 0
+        if self._cached is None and not keys and not self.request.cache.labels:
+            self._cached, self._intake.outcome.cache_decision = 0, "miss"  # no entry is shorter than a block
         if self._cached is None:
             hit, self._intake.outcome.cache_decision = await self._lease.find(tokens, keys, self._span)
             self._cached = hit.position if hit else 0

@@ -63,6 +63,7 @@ class Intake:
         self._wake = asyncio.Event()
         self._progress_ns = core.clock.monotonic_ns()
         self._decoding = False
+        self._untraced: list[Event] = []
         self.submitted = False
         self.over = asyncio.Event()
         """Set when the engine told the end of every choice."""
@@ -77,6 +78,7 @@ class Intake:
 
     async def wait(self) -> None:
         """Until something was told since the last look."""
+        self.trace()
         self._wake.clear()
         await self._wake.wait()
 
@@ -88,7 +90,7 @@ class Intake:
     def on_event(self, event: Event) -> None:
         """One event of the engine for this attempt."""
         self._progress_ns = self._core.clock.monotonic_ns()
-        spans.record(self._core.telemetry, self._span, event)
+        self._untraced.append(event)
         match event:
             case Admitted():
                 self.outcome.timeline.admitted(event)
@@ -113,6 +115,12 @@ class Intake:
             case Finished():
                 self._finished(event)
         self._wake.set()
+
+    def trace(self) -> None:
+        """Tell the spans of what came since the last time: when the tokens that came are on their way."""
+        events, self._untraced = self._untraced, []
+        for event in events:
+            spans.record(self._core.telemetry, self._span, event)
 
     def alive(self, limit_s: float) -> bool:
         """Whether it made progress within the limit. Before its first token and after its last the engine's own

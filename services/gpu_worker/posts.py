@@ -10,17 +10,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Collection, Coroutine
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from shared.protocol import subjects
-from shared.transport.base import Delivery
 
 MOST_SHARED: Final = 4
 """Shared subjects with a poll of a worker: each costs the server a request in every long poll's time."""
 
-_Task: TypeAlias = asyncio.Task[Sequence[Delivery]]
+_Task: TypeAlias = asyncio.Task[bool]
 
 
 @dataclass
@@ -32,8 +31,9 @@ class _Post:
 class Posts:
     """Belongs to the event loop, and to one `Puller`."""
 
-    def __init__(self, own: str, poll: Callable[[str], Coroutine[Any, Any, Sequence[Delivery]]]) -> None:
-        """`own` is the worker's own subject; `poll` waits for one request of a subject, for a time."""
+    def __init__(self, own: str, poll: Callable[[str], Coroutine[Any, Any, bool]]) -> None:
+        """`own` is the worker's own subject; `poll` waits for one request of a subject for a time, starts it, and tells
+        whether there was one."""
         self._own: Final = own
         self._poll: Final = poll
         self._heard: Final[OrderedDict[str, None]] = OrderedDict()  # shared subjects, the last one last
@@ -66,11 +66,15 @@ class Posts:
             if subject not in self._posts:
                 self._posts[subject] = _Post(asyncio.create_task(self._poll(subject)))
 
-    def over(self) -> Iterator[tuple[str, Sequence[Delivery], bool]]:
-        """Each poll that is over, once: its subject, what it brought, and whether it was told of to bring something."""
+    def over(self) -> list[str]:
+        """Forget the polls that are over. The subjects of those that were told of something and brought nothing: mostly it
+        went to another worker."""
+        missed = []
         for subject in [name for name, post in self._posts.items() if post.poll.done()]:
             post = self._posts.pop(subject)
-            yield subject, post.poll.result(), post.rung
+            if not post.poll.result() and post.rung:
+                missed.append(subject)
+        return missed
 
     async def cancel(self) -> None:
         """Give up what stands."""

@@ -120,7 +120,7 @@ class Puller:
         """Pull until `stop`."""
         try:
             while not self._stopping:
-                await self._accept_posts()
+                self._look_at_posts()
                 subject = self._turns.next() if self._room.free > 0 else None
                 if subject is not None:
                     await self._take(subject)
@@ -128,9 +128,13 @@ class Puller:
                     await self._rest()
             while self._posts.standing:
                 await asyncio.wait(self._posts.standing, return_when=asyncio.FIRST_COMPLETED)
-                await self._accept_posts()
+                self._look_at_posts()
         finally:
             await self._posts.cancel()
+
+    def _look_at_posts(self) -> None:
+        for subject in self._posts.over():
+            self._turns.heard(subject)
 
     async def _take_newcomers(self) -> bool:
         """The room is full: the first of every subject of which nothing is here. Whether there was any."""
@@ -170,24 +174,19 @@ class Puller:
             waking.cancel()
         self._wake.clear()
 
-    async def _poll(self, subject: str) -> list[Delivery]:
-        """One request of a subject, waiting for it; none after a while, or after a fault."""
+    async def _poll(self, subject: str) -> bool:
+        """Wait for one request of a subject, and start it at once. False after a while without one, and after a fault."""
         try:
             if subject not in self._consumers:
                 spec = subjects.work_consumer(subject, ack_wait_s=self._ack_wait_s)
                 self._consumers[subject] = await self._transport.ensure_consumer(spec)
-            return await self._consumers[subject].fetch(limit=1, timeout=self._wait_s)
+            deliveries = await self._consumers[subject].fetch(limit=1, timeout=self._wait_s)
         except BurstlineError as error:
             self._outage.failed(error.code)
             await asyncio.sleep(_FAULT_PAUSE_S)
-            return []
-
-    async def _accept_posts(self) -> None:
-        """What the long polls brought that are over."""
-        for subject, deliveries, rung in self._posts.over():
-            if rung and not deliveries:  # mostly it went to another worker
-                self._turns.heard(subject)
-            await self._accept(deliveries)
+            return False
+        await self._accept(deliveries)
+        return bool(deliveries)
 
     async def _accept(self, deliveries: Sequence[Delivery]) -> None:
         """Start them; what comes when the room is gone is handed back at once."""

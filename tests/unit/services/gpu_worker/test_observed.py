@@ -207,6 +207,7 @@ async def test_fr_22_a_lost_drafter_is_a_metric_a_span_and_for_a_useless_one_a_l
                     )
                     intake.on_event(off)
                 intake.on_event(Parked(request_id="e1", choice=0, retries=1, emitted=7, end_ns=6))
+            intake.trace()
         assert [record.message for record in caplog.records] == [
             "drafter mtp is off for a choice of request r1: 1.01 tokens a verify"
         ]
