@@ -68,9 +68,10 @@ def attend(
 
 
 def attend_latent(query: Tensor, plane: Tensor, plan: AttentionPlan, rank: int) -> Tensor:
-    """query [tiles * tile_rows, heads, d], scaled already; plane [blocks, 1, 64, d], a row being the key of every head and its
-    first `rank` elements the value -> [tiles * tile_rows, heads, rank]."""
-    return _attend(query, plane, plane, plan)[..., :rank]
+    """query [tiles * tile_rows, heads, d], scaled already; plane [blocks, 1, 64, d or more], a row's first d elements being the
+    key of every head and its first `rank` the value -> [tiles * tile_rows, heads, rank]."""
+    rows = plane[..., : query.shape[2]]
+    return _attend(query, rows, rows, plan)[..., :rank]
 
 
 def _attend(query: Tensor, keys: Tensor, values: Tensor, plan: AttentionPlan) -> Tensor:

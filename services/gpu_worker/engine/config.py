@@ -20,9 +20,21 @@ SLIDING: Final = "sliding_attention"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class KeyIndex:
+    """Sparse attention: a row sees the `most` keys before it that a small index scores highest, or all if there are fewer."""
+
+    heads: int
+    width: int
+    """Of an index key, which a row keeps, and of a head's index query."""
+    most: int
+    shared: tuple[int, ...] = ()
+    """Layers that see what the nearest layer below with an index of its own chose."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Latent:
     """Widths of latent attention: a row keeps `rank` elements that all heads' keys and values are made from, and a key part
-    of `rope_dim` that all heads share."""
+    of `rope_dim` that all heads share; behind them an index key if attention is sparse."""
 
     rank: int
     rope_dim: int
@@ -32,6 +44,12 @@ class Latent:
     """Of a head's value."""
     query_rank: int = 0
     """Of the queries' own latent; 0 = they come straight from the hidden."""
+    index: KeyIndex | None = None
+
+    @property
+    def row(self) -> int:
+        """Elements of a row."""
+        return self.rank + self.rope_dim + (self.index.width if self.index else 0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,6 +107,17 @@ class ModelDims:
     def window_layers(self) -> int:
         """Sliding-window layers; each owns one plane of a slot's ring."""
         return self.layer_types.count(SLIDING)
+
+    def unindexed(self) -> ModelDims:
+        """The same without the index of sparse attention, for sequences so short that it would choose every key."""
+        if self.latent is None or self.latent.index is None:
+            return self
+        most, latent = self.latent.index.most, replace(self.latent, index=None)
+        if most >= self.max_positions:
+            return replace(self, latent=latent, head_dim=latent.row)
+        return replace(
+            self, latent=latent, head_dim=latent.row, max_positions=most, positions_field="index_topk"
+        )
 
     def within(self, rows: int) -> ModelDims:
         """The same for sequences of at most `rows`, which fill no wider window: what is kept of one is not wider."""

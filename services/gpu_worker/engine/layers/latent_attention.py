@@ -20,11 +20,13 @@ from dataclasses import dataclass
 from typing import Final
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from kernels import matmul, norm_rope, paged_attention
 from services.gpu_worker.engine.config import Latent
 from services.gpu_worker.engine.layers import paged
+from services.gpu_worker.engine.layers.key_index import Index
 from services.gpu_worker.engine.layers.steps import AttentionStep, Step
 
 INNER_EPS: Final = 1e-6
@@ -72,13 +74,24 @@ class LatentAttention:
     """Writes its plane of latent rows, then attends."""
 
     def __init__(
-        self, widths: Latent, heads: int, plane: int, weights: LatentWeights, softmax_scale: float
+        self,
+        widths: Latent,
+        heads: int,
+        plane: int,
+        weights: LatentWeights,
+        softmax_scale: float,
+        index: Index | None = None,
+        *,
+        owns_index: bool = True,
     ) -> None:
+        """`index` of sparse attention, of this layer or, if it does not own it, of one below."""
         self._widths = widths
         self._heads = heads
         self._plane = plane
         self._weights = weights
         self._softmax_scale = softmax_scale
+        self._index = index
+        self._owns_index = owns_index
         self._one = torch.ones(1, widths.rope_dim, device=weights.latent_norm.device)
 
     def __call__(self, x: Tensor, step: Step | AttentionStep) -> Tensor:
@@ -86,25 +99,43 @@ class LatentAttention:
         at = step if isinstance(step, AttentionStep) else step.attention
         widths, weights = self._widths, self._weights
         y = matmul.linear(x, weights.down, prefill=step.prefill)
-        queries, latent, shared = y.split(
-            [y.shape[1] - at.kv.k.shape[4], widths.rank, widths.rope_dim], dim=1
-        )
-        self._write(latent, shared, at)
+        kept = widths.rank + widths.rope_dim
+        queries, latent, shared = y.split([y.shape[1] - kept, widths.rank, widths.rope_dim], dim=1)
+        queries = self._inner(queries)
+        at = self._write(self._row(latent, shared, at), x, queries, at)
         mixed = paged.attend_latent(self._plane, self._query(queries, at), at, widths.rank)
         out = weights.values(mixed, prefill=step.prefill).flatten(1)
         return matmul.linear(out, weights.output, prefill=step.prefill)
 
-    def _write(self, latent: Tensor, shared: Tensor, at: AttentionStep) -> None:
+    def _inner(self, queries: Tensor) -> Tensor:
+        """The queries' latent, normed, if they have one."""
+        norm = self._weights.query_norm
+        return queries if norm is None else norm_rope.rms_norm(queries.contiguous(), norm, INNER_EPS)
+
+    def _row(self, latent: Tensor, shared: Tensor, at: AttentionStep) -> Tensor:
+        """[M, rank + rope_dim]."""
         normed = norm_rope.rms_norm(latent.contiguous(), self._weights.latent_norm, INNER_EPS)
-        turned = norm_rope.qk_rope(shared[:, None], self._one, at.cos_sin)[:, 0].to(normed.dtype)
-        paged_attention.write_latent(torch.cat([normed, turned], dim=1), at.kv.k[self._plane], at.writes)
+        turned = norm_rope.qk_rope(shared[:, None], self._one, at.cos_sin)[:, 0]
+        return torch.cat([normed, turned.to(normed.dtype)], dim=1)
+
+    def _write(self, row: Tensor, x: Tensor, inner: Tensor, at: AttentionStep) -> AttentionStep:
+        """Put rows into the pages, index keys behind them; the step over the keys that they see."""
+        index, plane = self._index, at.kv.k[self._plane]
+        if index is None:
+            paged_attention.write_latent(row, plane, at.writes)
+            return at
+        if not self._owns_index:
+            paged_attention.write_latent(F.pad(row, (0, plane.shape[3] - row.shape[1])), plane, at.writes)
+            return index.chosen(at)
+        key, weights = index.keys(x, at)
+        paged_attention.write_latent(torch.cat([row, key], dim=1), plane, at.writes)
+        return index.choose(self._plane, inner, weights, at)
 
     def _query(self, queries: Tensor, at: AttentionStep) -> Tensor:
         """[M, heads, rank + rope_dim], times the softmax scale."""
         weights, heads, rope = self._weights, self._heads, self._widths.rope_dim
-        if weights.query is not None and weights.query_norm is not None:
-            normed = norm_rope.rms_norm(queries.contiguous(), weights.query_norm, INNER_EPS)
-            queries = matmul.linear(normed, weights.query, prefill=at.prefill)
+        if weights.query is not None:
+            queries = matmul.linear(queries, weights.query, prefill=at.prefill)
         turned = norm_rope.qk_rope(
             queries[:, : heads * rope].unflatten(1, (heads, rope)), self._one, at.cos_sin
         )

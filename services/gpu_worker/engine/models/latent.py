@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from kernels import experts, matmul, norm_rope
-from services.gpu_worker.engine.config import Latent, ModelDims
+from services.gpu_worker.engine.config import KeyIndex, Latent, ModelDims
 from services.gpu_worker.engine.layers.block import Block
+from services.gpu_worker.engine.layers.key_index import Index, IndexWeights
 from services.gpu_worker.engine.layers.latent_attention import HeadProducts, LatentAttention, LatentWeights
 from services.gpu_worker.engine.layers.mixture import Mixture
 from services.gpu_worker.engine.layers.mlp import MLP
@@ -43,6 +44,7 @@ class LatentModel:
         placement: Placement = CPU,
     ) -> None:
         """`weights` as `latent_shapes` names them; `recipe` as for `HybridModel`."""
+        dims = dims.unindexed() if placement.on_card else dims
         self.dims = dims
         self.recipe = recipe
         self.placement = placement
@@ -107,6 +109,8 @@ class _Parts:
         self._traits = traits
         self.weights = weights
         self.pack = partial(matmul.pack, recipe=recipe)
+        self._index: Index | None = None
+        """Of the newest layer that has one."""
 
     def block(self, index: int) -> Block:
         """A layer, or with the number after the last the MTP head's; its plane is its number."""
@@ -156,7 +160,30 @@ class _Parts:
             values=HeadProducts([self.pack(own.contiguous()) for own in values]),
             output=self.pack(weights[at + "o_proj.weight"]),
         )
-        return LatentAttention(widths, heads, plane, packed, self._traits.softmax_scale)
+        owns = widths.index is not None and plane not in widths.index.shared
+        if widths.index is not None and owns:
+            self._index = self._new_index(widths.index, at + "indexer.")
+        return LatentAttention(
+            widths, heads, plane, packed, self._traits.softmax_scale, self._index, owns_index=owns
+        )
+
+    def _new_index(self, widths: KeyIndex, at: str) -> Index:
+        weights = self.weights
+        keys = self._turned_first(weights[at + "wk.weight"])
+        heads = weights[at + "wq_b.weight"].unflatten(0, (widths.heads, -1))
+        queries = torch.cat([self._turned_first(head) for head in heads])
+        packed = IndexWeights(
+            down=self.pack(torch.cat([keys, weights[at + "weights_proj.weight"]])),
+            query=self.pack(queries),
+            norm=self._turned_first(weights[at + "k_norm.weight"]),
+            bias=self._turned_first(weights[at + "k_norm.bias"]),
+        )
+        return Index(widths, packed)
+
+    def _turned_first(self, rows: Tensor) -> Tensor:
+        """Of an index head, whose first elements RoPE turns."""
+        rope = self._widths.rope_dim
+        return torch.cat([self._paired(rows[:rope]), rows[rope:]])
 
     def _query_rows(self, rows: Tensor) -> Tensor:
         """The checkpoint has, a head at a time, its plain and its turned part; here all turned parts come first."""
@@ -185,6 +212,9 @@ def latent_products(dims: ModelDims) -> set[tuple[int, int]]:
     }
     if widths.query_rank:
         shapes.add((queries, widths.query_rank))
+    if widths.index is not None:
+        index = widths.index
+        shapes |= {(index.width + index.heads, hidden), (index.heads * index.width, widths.query_rank)}
     if dims.has_mtp:
         shapes.add((hidden, 2 * hidden))
     for width in (dims.dense_width, dims.intermediate, dims.expert_width):

@@ -1,7 +1,7 @@
 """What the `config.json` of a latent-attention decoder says: glm_moe_dsa, glm4_moe_lite and deepseek_v3.
 
-GLM's sparse attention keeps, for every row, the `index_topk` keys that a small indexer scores highest. Up to so many keys it
-keeps all of them and is plain attention, exactly; longer contexts are refused here, since the indexer is not computed.
+GLM's attention is sparse: a row sees the `index_topk` keys that a small indexer scores highest, or all when there are no
+more. On a card the indexer is not computed, so that contexts end there (`ModelDims.unindexed`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from services.gpu_worker.engine.config import FULL, Latent, ModelDims
+from services.gpu_worker.engine.config import FULL, KeyIndex, Latent, ModelDims
 from services.gpu_worker.engine.models.rope import RopeScaling, yarn_magnitude
 from shared.errors import EngineFault
 
@@ -36,29 +36,18 @@ class LatentTraits:
     best_groups: int
     routed_factor: float
     """What the routed experts' weights are multiplied by."""
-    indexed: bool
-    """Whether the checkpoint has an indexer."""
 
 
 def read_latent(config: Mapping[str, Any], *, has_mtp: bool) -> tuple[ModelDims, LatentTraits]:
     """Parse a `config.json`. Raises `EngineFault` naming the field that is missing or outside what is computed."""
     kind = str(config.get("model_type"))
-    widths = Latent(
-        rank=_need(config, "kv_lora_rank"),
-        rope_dim=_need(config, "qk_rope_head_dim"),
-        nope_dim=_need(config, "qk_nope_head_dim"),
-        value_dim=_need(config, "v_head_dim"),
-        query_rank=_optional(config, "q_lora_rank") or 0,
-    )
+    layers, width = _need(config, "num_hidden_layers"), _need(config, "moe_intermediate_size")
+    widths = _widths(config, layers, indexed=kind == GLM_DSA)
     rope = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
     experts = _optional(config, "n_routed_experts") or _need(config, "num_experts")
     groups = _optional(config, "n_group") or 1
     best = _optional(config, "topk_group") or 1
     _refuse(config, widths, rope, experts, (groups, best))
-    layers, width = _need(config, "num_hidden_layers"), _need(config, "moe_intermediate_size")
-    indexed = kind == GLM_DSA
-    positions = _need(config, "max_position_embeddings")
-    most = _need(config, "index_topk") if indexed else positions
     dims = ModelDims(
         vocab=_need(config, "vocab_size"),
         hidden=_need(config, "hidden_size"),
@@ -66,13 +55,12 @@ def read_latent(config: Mapping[str, Any], *, has_mtp: bool) -> tuple[ModelDims,
         layer_types=(FULL,) * layers,
         heads=_need(config, "num_attention_heads"),
         kv_heads=1,
-        head_dim=widths.rank + widths.rope_dim,
+        head_dim=widths.row,
         rotary_dim=widths.rope_dim,
         rope_theta=float(rope.get("rope_theta", config.get("rope_theta", 10_000.0))),
         eps=float(config.get("rms_norm_eps", 1e-6 if kind == DEEPSEEK_V3 else 1e-5)),
         tie_embeddings=bool(config.get("tie_word_embeddings", False)),
-        max_positions=min(positions, most),
-        positions_field="index_topk" if most < positions else "max_position_embeddings",
+        max_positions=_need(config, "max_position_embeddings"),
         has_mtp=has_mtp,
         experts=experts,
         experts_per_row=_need(config, "num_experts_per_tok"),
@@ -90,8 +78,41 @@ def read_latent(config: Mapping[str, Any], *, has_mtp: bool) -> tuple[ModelDims,
         groups=groups,
         best_groups=best,
         routed_factor=float(config.get("routed_scaling_factor", 1.0)),
-        indexed=indexed,
     )
+
+
+def _widths(config: Mapping[str, Any], layers: int, *, indexed: bool) -> Latent:
+    return Latent(
+        rank=_need(config, "kv_lora_rank"),
+        rope_dim=_need(config, "qk_rope_head_dim"),
+        nope_dim=_need(config, "qk_nope_head_dim"),
+        value_dim=_need(config, "v_head_dim"),
+        query_rank=(_need if indexed else _optional)(config, "q_lora_rank") or 0,
+        index=_index(config, layers) if indexed else None,
+    )
+
+
+def _index(config: Mapping[str, Any], layers: int) -> KeyIndex:
+    types = config.get("indexer_types") or _indexer_types(config, layers)
+    if len(types) != layers or not set(types) <= {"full", "shared"} or types[0] != "full":
+        raise EngineFault(
+            f"model config: indexer_types must hold {layers} of 'full' and 'shared', the first full, not {types!r}"
+        )
+    return KeyIndex(
+        heads=_need(config, "index_n_heads"),
+        width=_need(config, "index_head_dim"),
+        most=_need(config, "index_topk"),
+        shared=tuple(number for number, kind in enumerate(types) if kind == "shared"),
+    )
+
+
+def _indexer_types(config: Mapping[str, Any], layers: int) -> list[str]:
+    """A pattern of letters or words, or every so many layers from some layer on."""
+    pattern = config.get("index_topk_pattern")
+    if pattern is not None:
+        return [{"F": "full", "S": "shared"}.get(kind, kind) for kind in pattern]
+    every, offset = max(config.get("index_topk_freq") or 1, 1), config.get("index_skip_topk_offset", 2)
+    return ["full" if max(number - offset + 1, 0) % every == 0 else "shared" for number in range(layers)]
 
 
 def _softmax_scale(widths: Latent, scaling: RopeScaling, rope: Mapping[str, Any]) -> float:
@@ -129,6 +150,9 @@ def _refuse(
         "mlp_bias: projections with a bias are not computed": bool(config.get("mlp_bias")),
         f"partial_rotary_factor {factor}: only 1.0 is computed": factor != 1.0,
         f"qk_rope_head_dim {widths.rope_dim} is odd": bool(widths.rope_dim % 2),
+        f"index_head_dim is below qk_rope_head_dim {widths.rope_dim}": bool(
+            widths.index and widths.index.width < widths.rope_dim
+        ),
         f"n_routed_experts {experts} is no multiple of n_group {groups[0]}": bool(experts % groups[0]),
         f"n_group {groups[0]}: groups of one expert are not computed": groups[0] > 1
         and experts < 2 * groups[0],

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Final
-
-from services.gpu_worker.engine.config import Latent, ModelDims
+from services.gpu_worker.engine.config import KeyIndex, Latent, ModelDims
 from services.gpu_worker.engine.models.expert_tensors import expert_shapes
 from services.gpu_worker.engine.models.tensors import Shapes, mlp_shapes
-
-INDEXER: Final = r"model\.layers\.\d+\.self_attn\.indexer\..*"
-"""Of sparse attention, which is not computed (`latent_config`)."""
 
 
 def latent_shapes(dims: ModelDims) -> Shapes:
@@ -53,6 +48,7 @@ def _layer(dims: ModelDims, index: int) -> Shapes:
     shapes = {
         prefix + "input_layernorm.weight": (dims.hidden,),
         **_attention(dims, dims.latent, prefix + "self_attn."),
+        **_indexer(dims, dims.latent, index),
         prefix + "post_attention_layernorm.weight": (dims.hidden,),
     }
     at = prefix + "mlp."
@@ -63,6 +59,20 @@ def _layer(dims: ModelDims, index: int) -> Shapes:
         at + "gate.e_score_correction_bias": (dims.experts,),
         **expert_shapes(at + "experts.", dims),
         **mlp_shapes(dims.hidden, dims.intermediate, at + "shared_experts."),
+    }
+
+
+def _indexer(dims: ModelDims, widths: Latent, layer: int) -> Shapes:
+    index: KeyIndex | None = widths.index
+    if index is None or layer in index.shared:
+        return {}
+    at = f"model.layers.{layer}.self_attn.indexer."
+    return {
+        at + "wq_b.weight": (index.heads * index.width, widths.query_rank),
+        at + "wk.weight": (index.width, dims.hidden),
+        at + "k_norm.weight": (index.width,),
+        at + "k_norm.bias": (index.width,),
+        at + "weights_proj.weight": (index.heads, dims.hidden),
     }
 
 

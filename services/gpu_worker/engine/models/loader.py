@@ -69,7 +69,7 @@ def load_model(
     generation_path = folder / "generation_config.json"
     generation = read_json(generation_path) if generation_path.exists() else {}
     return LoadedModel(
-        dims=plan.dims,
+        dims=model.dims,
         model=model,
         weights_digest=digest,
         eos_ids=_eos(generation.get("eos_token_id", config.get("eos_token_id")), folder),

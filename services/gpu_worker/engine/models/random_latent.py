@@ -12,7 +12,6 @@ from torch import Tensor
 from services.gpu_worker.engine.models.latent_config import DEEPSEEK_V3, GLM_DSA, GLM_LITE, read_latent
 from services.gpu_worker.engine.models.latent_tensors import latent_shapes
 from services.gpu_worker.engine.models.random import write_folder
-from services.gpu_worker.engine.models.tensors import Shapes
 
 _COMMON: Final[Mapping[str, Any]] = {
     "dtype": "float32",
@@ -55,8 +54,9 @@ _FAMILIES: Final[Mapping[str, Mapping[str, Any]]] = {
     GLM_DSA: {
         "architectures": ["GlmMoeDsaForCausalLM"],
         "index_head_dim": 16,
-        "index_n_heads": 2,
-        "index_topk": 2048,
+        "index_n_heads": 16,
+        "index_topk": 96,
+        "indexer_types": ["full", "full", "shared", "full"],
         "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
     },
     GLM_LITE: {
@@ -79,25 +79,9 @@ def write_random_latent(
     The same arguments give the same bytes.
     """
     generator = torch.Generator().manual_seed(seed)
-    dims, traits = read_latent(config, has_mtp=with_mtp)
-    shapes = latent_shapes(dims)
-    if traits.indexed:
-        for layer in range(len(dims.layer_types) + int(with_mtp)):
-            shapes |= _indexer(config, f"model.layers.{layer}.self_attn.indexer.")
-    weights = {name: _draw(name, shape, generator) for name, shape in shapes.items()}
+    dims, _ = read_latent(config, has_mtp=with_mtp)
+    weights = {name: _draw(name, shape, generator) for name, shape in latent_shapes(dims).items()}
     return write_folder(folder, config, weights)
-
-
-def _indexer(config: Mapping[str, Any], at: str) -> Shapes:
-    """What a checkpoint with sparse attention holds besides."""
-    heads, width = config["index_n_heads"], config["index_head_dim"]
-    return {
-        at + "wq_b.weight": (heads * width, config["q_lora_rank"]),
-        at + "wk.weight": (width, config["hidden_size"]),
-        at + "k_norm.weight": (width,),
-        at + "k_norm.bias": (width,),
-        at + "weights_proj.weight": (heads, config["hidden_size"]),
-    }
 
 
 def _draw(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:

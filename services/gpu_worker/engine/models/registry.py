@@ -24,7 +24,7 @@ from services.gpu_worker.engine.models.family import Model
 from services.gpu_worker.engine.models.hybrid import HybridModel, matmul_shapes
 from services.gpu_worker.engine.models.latent import LatentModel, latent_products
 from services.gpu_worker.engine.models.latent_config import DEEPSEEK_V3, GLM_DSA, GLM_LITE, read_latent
-from services.gpu_worker.engine.models.latent_tensors import INDEXER, head_copies, latent_shapes
+from services.gpu_worker.engine.models.latent_tensors import head_copies, latent_shapes
 from services.gpu_worker.engine.models.qwen3_next import NextWeights, next_shapes, read_next
 from services.gpu_worker.engine.models.tensors import Shapes, checkpoint_shapes
 from services.gpu_worker.engine.placement import Placement
@@ -94,7 +94,7 @@ def _latent(config: Mapping[str, Any], checkpoint: Checkpoint) -> Blueprint:
             )
     return Blueprint(
         dims=dims,
-        unused=(*_tied(dims), *map(re.escape, copies), *((INDEXER,) if traits.indexed else ())),
+        unused=(*_tied(dims), *map(re.escape, copies)),
         tensors=latent_shapes(dims),
         products=latent_products(dims),
         build=partial(LatentModel, dims, traits),

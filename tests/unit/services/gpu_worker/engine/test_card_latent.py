@@ -19,13 +19,15 @@ from services.gpu_worker.engine.batch import DraftRows, PrefillChunk, VerifyRows
 from services.gpu_worker.engine.cache.kv_pool import KVPool
 from services.gpu_worker.engine.cache.state_pool import StatePool
 from services.gpu_worker.engine.config import EngineConfig
+from services.gpu_worker.engine.models.latent_config import GLM_DSA
 from services.gpu_worker.engine.models.loader import LoadedModel, load_model
 from services.gpu_worker.engine.models.random_latent import latent_hf_config, write_random_latent
 from services.gpu_worker.engine.placement import CPU, Placement
 from services.gpu_worker.engine.runner import ModelRunner
+from shared.errors import EngineFault
 
 CARD = Placement(device=torch.device("cpu"), dtype=torch.float32, on_card=True, fold_rows=1, recipe="card")
-CONFIG = latent_hf_config(
+SMALL = dict(
     vocab_size=32,
     hidden_size=32,
     intermediate_size=32,
@@ -40,6 +42,7 @@ CONFIG = latent_hf_config(
     v_head_dim=16,
     mlp_layer_types=["dense", "sparse"],
 )
+CONFIG = latent_hf_config(**SMALL)
 TABLE = (3, 1, 0)
 PROMPT = [(number * 7919 + 13) % 32 for number in range(70)]
 
@@ -109,6 +112,28 @@ def test_a_card_computes_what_the_twin_defines(monkeypatch: pytest.MonkeyPatch) 
         seen.append([bench.primed, bench.rows(), bench.draft(), bench.decode([(1, 1), (3, 2)])])
     for expected, got in zip(*seen, strict=True):
         assert (got - expected).norm() < 1e-5 * expected.norm()
+
+
+def test_contexts_beyond_the_indexers_keys_are_refused_on_a_card(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Up to index_topk keys sparse attention is plain attention, which is all that a card computes; beyond, the refusal
+    names the field."""
+    config = latent_hf_config(GLM_DSA, **SMALL | {"index_topk": 64, "indexer_types": ["full", "shared"]})
+    folder = write_random_latent(tmp_path, config, with_mtp=False)
+    assert load_model(folder).dims.max_positions == 4096
+    monkeypatch.setattr(dispatch, "INTERPRETED", True)
+    loaded = load_model(folder, placement=CARD)
+    assert (loaded.dims.max_positions, loaded.dims.row_size) == (64, 24 + 8)
+    sizes = EngineConfig(
+        num_blocks=4, num_slots=2, num_snapshots=0, max_verify=1, max_batch=1, prefill_chunk=128
+    )
+    kv, states = KVPool(loaded.dims, 4, CARD), StatePool(loaded.dims, 2, 0, 1, CARD)
+    runner = ModelRunner(loaded.model, kv, states, sizes)
+    nothing = torch.zeros(loaded.dims.hidden)
+    chunk = PrefillChunk(slot=1, start=0, tokens=PROMPT[:65], block_table=TABLE, previous_hidden=nothing)
+    with pytest.raises(EngineFault, match="64 rows that index_topk allows"):
+        runner.prefill([chunk])
 
 
 def test_c1_columns_and_rejected_drafts_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -121,10 +121,10 @@ def test_decode_made_rows_are_gone_on_from(name: str) -> None:
 
 
 def test_an_entry_of_latents_is_charged_for_one_row_a_layer() -> None:
-    """5 planes, the head's among them, of 32 + 8 elements; no state but the hidden of the row before."""
+    """5 planes, the head's among them, of 32 + 8 elements and an index key of 16; no state but the hidden of the row before."""
     one = engine("latent")
     (low, high) = run_one(one, turn("first", capture_at=64)).captured
-    assert low.kv_bytes == 5 * 40 * 64 * 4
+    assert low.kv_bytes == 5 * (40 + 16) * 64 * 4
     assert high.kv_bytes == 2 * low.kv_bytes
     assert low.state_bytes == one.state_bytes == one.dims.hidden * 4
     assert Prices.of(one.dims).block_bytes == one.kv.block_bytes

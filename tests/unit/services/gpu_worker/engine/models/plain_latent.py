@@ -49,10 +49,8 @@ class PlainLatentMTP:
     def attention(self, x: Tensor) -> Tensor:
         widths, heads = self.dims.latent, self.dims.heads
         assert widths is not None
-        query = self.linear(
-            self.norm(self.linear(x, "self_attn.q_a_proj"), "self_attn.q_a_layernorm", 1e-6),
-            "self_attn.q_b_proj",
-        ).unflatten(1, (heads, -1))
+        inner = self.norm(self.linear(x, "self_attn.q_a_proj"), "self_attn.q_a_layernorm", 1e-6)
+        query = self.linear(inner, "self_attn.q_b_proj").unflatten(1, (heads, -1))
         latent, shared = self.linear(x, "self_attn.kv_a_proj_with_mqa").split(
             [widths.rank, widths.rope_dim], 1
         )
@@ -61,9 +59,32 @@ class PlainLatentMTP:
         keys = torch.cat([keys, self.rope(shared[:, None]).expand(-1, heads, -1)], dim=2)
         query = torch.cat([query[..., : widths.nope_dim], self.rope(query[..., widths.nope_dim :])], dim=2)
         scores = torch.einsum("qhd,khd->hqk", query, keys) * (widths.nope_dim + widths.rope_dim) ** -0.5
-        scores = scores.masked_fill(torch.ones(len(x), len(x), dtype=torch.bool).triu(1), -torch.inf)
+        scores = scores.masked_fill(~self.seen(x, inner), -torch.inf)
         mixed = torch.einsum("hqk,khd->qhd", scores.softmax(-1), values)
         return self.linear(mixed.flatten(1), "self_attn.o_proj")
+
+    def seen(self, x: Tensor, inner: Tensor) -> Tensor:
+        """bool [T, T]: earlier keys, of sparse attention those that the index chooses."""
+        earlier = torch.ones(len(x), len(x), dtype=torch.bool).tril()
+        assert self.dims.latent is not None
+        index = self.dims.latent.index
+        if index is None:
+            return earlier
+        at, rope = "self_attn.indexer.", self.dims.rotary_dim
+        key = F.layer_norm(
+            self.linear(x, at + "wk"),
+            (index.width,),
+            *(self.weights[f"{self.at}{at}k_norm.{part}"] for part in ("weight", "bias")),
+            eps=1e-6,
+        )[:, None]
+        query = self.linear(inner, at + "wq_b").unflatten(1, (index.heads, -1))
+        key, query = (
+            torch.cat([self.rope(rows[..., :rope]), rows[..., rope:]], dim=-1) for rows in (key, query)
+        )
+        each = torch.einsum("qhd,kd->qhk", query, key[:, 0]).relu()
+        scores = (each * self.linear(x, at + "weights_proj")[..., None]).sum(1)
+        best = scores.masked_fill(~earlier, -torch.inf).topk(min(index.most, len(x))).indices
+        return earlier & torch.zeros_like(earlier).scatter(1, best, True)
 
     def mixture(self, x: Tensor) -> Tensor:
         scores = self.linear(x, "mlp.gate").sigmoid()

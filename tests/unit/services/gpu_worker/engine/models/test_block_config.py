@@ -97,7 +97,7 @@ def test_r_d2_the_tail_has_the_window_and_a_block_by_the_golden_numbers() -> Non
         ({"attention_bias": True}, "attention_bias"),
         ({"dflash_config": {"block_size": 4}}, "block_size"),
         ({"draft_vocab_size": 100}, "draft_vocab_size"),
-        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "rope_type"),
+        ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4}}, "rope_type"),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )

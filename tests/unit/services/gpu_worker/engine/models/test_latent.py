@@ -22,6 +22,8 @@ transformers = pytest.importorskip("transformers")
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "glm-dsa": latent_hf_config(GLM_DSA),
+    "glm-dsa-index-of-every-layer": latent_hf_config(GLM_DSA, indexer_types=None, index_topk=150),
+    "glm-dsa-pattern": latent_hf_config(GLM_DSA, indexer_types=None, index_topk_pattern="FSSF"),
     "glm-lite": latent_hf_config(GLM_LITE),
     "glm-lite-halves-tied-no-query-latent": latent_hf_config(
         GLM_LITE, rope_interleave=False, tie_word_embeddings=True, q_lora_rank=None, norm_topk_prob=False
@@ -100,15 +102,24 @@ def test_a_row_is_one_latent_a_layer(tmp_path: Path) -> None:
     assert line.kv().shape == (1, 5, 1, 70, 40)
 
 
-def test_contexts_beyond_the_indexers_keys_are_refused(tmp_path: Path) -> None:
-    """Up to index_topk keys sparse attention is plain attention; beyond, the refusal names the field."""
-    folder = write_random_latent(tmp_path, latent_hf_config(GLM_DSA, index_topk=128), with_mtp=False)
-    model = load_model(folder)
-    assert (model.dims.max_positions, model.dims.positions_field) == (128, "index_topk")
-    line = Rig(model).start(0, table_of(0))
-    line.prefill(tokens(128))
-    with pytest.raises(EngineFault, match="128 rows that index_topk allows"):
-        line.verify([1])
+@torch.no_grad()
+def test_c1_chosen_keys_do_not_know_their_company(tmp_path: Path) -> None:
+    """Sparse attention over rows far beyond `index_topk`, in verifies with rejected drafts, beside shorter sequences."""
+    config = latent_hf_config(GLM_DSA, index_topk=70)
+    rig = Rig(load_model(write_random_latent(tmp_path, config, seed=5)))
+    prompt, ids = tokens(260), tokens(12, seed=9)
+    alone, other, short = (rig.start(slot, table_of(slot)) for slot in range(3))
+    assert torch.equal(alone.prefill(prompt), other.prefill(prompt, (192, 68)))
+    short.prefill(prompt[:20])
+    single = torch.cat([alone.verify([token]) for token in ids])
+    rows = []
+    for right in (1, 4, 2, 5):
+        at = other.length - 260
+        drafts = [*ids[at : at + right], *tokens(8 - right, seed=right)]
+        rows.append(rig.runner.verify([short.rows([1, 2, 3]), other.rows(drafts)])[1][:right])
+        other.accept(right)
+        short.accept(3)
+    assert torch.equal(single, torch.cat(rows))
 
 
 @pytest.mark.parametrize(
@@ -116,6 +127,12 @@ def test_contexts_beyond_the_indexers_keys_are_refused(tmp_path: Path) -> None:
     [
         ({"kv_lora_rank": None}, "kv_lora_rank must be a positive integer"),
         ({"index_topk": 0}, "index_topk must be a positive integer"),
+        ({"index_head_dim": 4}, "index_head_dim is below qk_rope_head_dim 8"),
+        ({"q_lora_rank": None}, "q_lora_rank must be a positive integer"),
+        (
+            {"indexer_types": ["shared"] * 4},
+            "indexer_types must hold 4 of 'full' and 'shared', the first full",
+        ),
         ({"attention_bias": True}, "attention_bias"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
         ({"n_group": 3}, "n_routed_experts 8 is no multiple of n_group 3"),
