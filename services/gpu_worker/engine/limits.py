@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 from shared.errors import EngineFault
+
+BlockWidth: TypeAlias = Literal["gate", "ladder"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,6 +39,9 @@ class EngineLimits:
     draft_cost: float = 0.35  #: of one MTP draft and its column, in verify passes; 0 = never shorten
     ngram_cost: float = 0.1  #: the same of one n-gram or block draft, which costs its verify column alone
     block_cost: float = 0.5  #: of one pass of the block drafter, in verify passes
+    block_width: BlockWidth = (
+        "gate"  #: what a block's verify width follows: what pays, or the last round's luck
+    )
     floor: float = 1.1  #: tokens a verify under which a stream's drafter is turned off (FR-22); 0 = never
     floor_rounds: int = 64  #: rounds that are judged together
     max_parked: int = 32  #: finished sessions that wait for their next turn

@@ -40,6 +40,7 @@ class SessionFactory:
             draft_cost=limits.draft_cost,
             ngram_cost=limits.ngram_cost,
             block_cost=limits.block_cost,
+            block_width=limits.block_width,
             floor=limits.floor,
             floor_rounds=limits.floor_rounds,
         )

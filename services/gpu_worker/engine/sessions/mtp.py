@@ -14,6 +14,7 @@ from services.gpu_worker.engine.cache.manager import CacheManager
 from services.gpu_worker.engine.drafters.base import DraftJob
 from services.gpu_worker.engine.drafters.block import BlockDrafter
 from services.gpu_worker.engine.drafters.gate import DraftGate
+from services.gpu_worker.engine.drafters.ladder import Ladder
 from services.gpu_worker.engine.drafters.mtp import MtpDrafter
 from services.gpu_worker.engine.drafters.ngram import NgramDrafter
 from services.gpu_worker.engine.drafters.propose import AnyDrafter
@@ -61,12 +62,15 @@ class SpecSession(Session):
         self._gate = self._new_gate()
 
     def _new_gate(self) -> DraftGate:
+        most, floor, rounds = self.request.speculation_k, self.shape.floor, self.shape.floor_rounds
+        if self.kind == "block" and self.shape.block_width == "ladder":
+            return Ladder(most=most, floor=floor, floor_rounds=rounds)
         return DraftGate(
-            most=self.request.speculation_k,
+            most=most,
             cost=self.shape.draft_cost if self.kind == "mtp" else self.shape.ngram_cost,
             fixed=self.shape.block_cost if self.kind == "block" else 0.0,
-            floor=self.shape.floor,
-            floor_rounds=self.shape.floor_rounds,
+            floor=floor,
+            floor_rounds=rounds,
         )
 
     @property

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from services.gpu_worker.engine.events import FinishReason, TokenLogprob
+from services.gpu_worker.engine.limits import BlockWidth
 
 REPLAY_DIVERGED = "replay_diverged"
 
@@ -39,6 +40,7 @@ class SessionShape:
     draft_cost: float = 0.0  #: of one draft of the head, in verify passes; 0 = always draft as many as asked
     ngram_cost: float = 0.0  #: the same of an n-gram draft, or of a block's: its column of the verify alone
     block_cost: float = 0.0  #: of one pass over a block, in verify passes, whatever it drafts
+    block_width: BlockWidth = "gate"  #: see `EngineLimits`
     floor: float = 0.0  #: tokens a verify under which a drafter is turned off; 0 = never
     floor_rounds: int = 1  #: rounds that are judged together
 
