@@ -2,7 +2,8 @@
 
 steps    what a forward needs besides weights          block, dense_block     the residual blocks, hybrid and dense
 paged    what all attention layers share               gated_attention, attention   of hybrid and of dense models
-latent_attention   heads that attend to latents     taps   outputs of named layers for a drafter
+latent_attention   heads that attend to latents        key_index   which keys they see, where attention is sparse
+taps     outputs of named layers for a drafter
 local    the same rows in the rings of sliding layers  gated_delta    the recurrent mixer
 mlp, mixture   the feed-forward layer, one or of experts
 """
