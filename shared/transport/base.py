@@ -86,6 +86,10 @@ class PullConsumer(Protocol):
     async def pending(self) -> int:
         """Messages that wait for delivery."""
 
+    async def close(self) -> None:
+        """Pull no more here, and hand back what nobody fetched; the durable stays. Idempotent. `ensure_consumer` gives another
+        one."""
+
 
 Handler = Callable[[Received], Awaitable[bytes]]
 

@@ -48,7 +48,7 @@ class WireTransport:
             await subscription.close()
         if await self._wire.connected(0):
             try:
-                for _, pull in self._pulls.values():
+                for _, pull in list(self._pulls.values()):
                     await pull.close()
                 await self._taker.close()
                 await self._wire.barrier(FLUSH_S)
@@ -122,13 +122,22 @@ class WireTransport:
         await jetstream.ensure_consumer(self._wire, spec)
         place = (spec.stream, spec.durable)
         if place not in self._pulls or self._pulls[place][0] != spec:
-            pull = Pull(self._wire, spec, lambda: self._recreate(spec))
+            pull = Pull(
+                self._wire,
+                spec,
+                lambda: self._recreate(spec),
+                on_close=lambda: self._forget_pull(place, pull),
+            )
             await pull.start()
             replaced = self._pulls.get(place)
             self._pulls[place] = (spec, pull)
             if replaced is not None:
                 await replaced[1].close()
         return self._pulls[place][1]
+
+    def _forget_pull(self, place: tuple[str, str], pull: Pull) -> None:
+        if place in self._pulls and self._pulls[place][1] is pull:
+            del self._pulls[place]
 
     async def take(self, spec: ConsumerSpec, *, priority: int = 0) -> Delivery | None:
         return await self._taker.take(spec, priority=priority)

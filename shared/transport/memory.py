@@ -260,3 +260,6 @@ class _Pull:
 
     async def pending(self) -> int:
         return self._consumer.pending()
+
+    async def close(self) -> None:
+        return None

@@ -32,7 +32,8 @@ _ACK_S: Final = 5.0
 
 
 class Pull:
-    """A `PullConsumer`. `recreate` makes the stream and the consumer anew when the server has lost them."""
+    """A `PullConsumer`. `recreate` makes the stream and the consumer anew when the server has lost them; `on_close` is called when
+    it is closed."""
 
     def __init__(
         self,
@@ -40,10 +41,13 @@ class Pull:
         spec: ConsumerSpec,
         recreate: Callable[[], Awaitable[None]],
         clock: Clock = SYSTEM,
+        *,
+        on_close: Callable[[], None] = lambda: None,
     ) -> None:
         self._wire = wire
         self._spec = spec
         self._recreate = recreate
+        self._on_close = on_close
         self._clock = clock
         self._prefix = wire.inbox()
         self._ready: deque[Raw] = deque()
@@ -59,9 +63,10 @@ class Pull:
         self._listening = await self._wire.listen(f"{self._prefix}.*", self._receive)
 
     async def close(self) -> None:
-        """Stop listening and hand back what nobody fetched."""
+        self._on_close()
         if self._listening is not None:
-            await self._listening.close()
+            listening, self._listening = self._listening, None
+            await listening.close()
         while self._ready:
             await self._wire.send(self._ready.popleft().reply, b"-NAK")
 

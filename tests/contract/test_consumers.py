@@ -180,3 +180,18 @@ async def test_close_is_idempotent_and_ends_readers(world: World) -> None:
     assert not await transport.ready()
     with pytest.raises(Unavailable):
         await transport.publish(world.subject(), b"x")
+
+
+async def test_a_closed_consumer_leaves_the_durable_and_another_goes_on(world: World) -> None:
+    await world.transport.ensure_stream(world.stream(work_queue=True))
+    spec = world.consumer()
+    first = await world.transport.ensure_consumer(spec)
+    await world.transport.append(world.subject(), b"1")
+    (delivery,) = await fetch(first)
+    await first.close()
+    await first.close()
+    await delivery.ack()
+    await world.transport.append(world.subject(), b"2")
+    (delivery,) = await fetch(await world.transport.ensure_consumer(spec))
+    assert delivery.message.data == b"2"
+    await delivery.ack()
