@@ -66,12 +66,20 @@ class PlainMTP:
             F.silu(self.linear(x, at + "gate_proj")) * self.linear(x, at + "up_proj"), at + "down_proj"
         )
 
+    def expert(self, x: Tensor, number: int) -> Tensor:
+        """Stored with the others, or alone."""
+        stacked = self.weights.get("mtp.layers.0.mlp.experts.gate_up_proj")
+        if stacked is None:
+            return self.mlp(x, f"mlp.experts.{number}.")
+        gate, up = (x @ stacked[number].T).chunk(2, dim=-1)
+        return F.silu(gate) * up @ self.weights["mtp.layers.0.mlp.experts.down_proj"][number].T
+
     def mixture(self, x: Tensor) -> Tensor:
         """Every expert on every row, weighed by a softmax of which the chosen parts are kept."""
         weights, ids = self.linear(x, "mlp.gate").softmax(-1).topk(self.dims.experts_per_row)
         if self.dims.expert_weights_sum_to_one:
             weights = weights / weights.sum(-1, keepdim=True)
         share = torch.zeros(len(x), self.dims.experts).scatter(1, ids, weights)
-        each = [self.mlp(x, f"mlp.experts.{expert}.") for expert in range(self.dims.experts)]
+        each = [self.expert(x, expert) for expert in range(self.dims.experts)]
         shared = self.linear(x, "mlp.shared_expert_gate").sigmoid() * self.mlp(x, "mlp.shared_expert.")
         return shared + (share[..., None] * torch.stack(each, 1)).sum(1)

@@ -61,7 +61,10 @@ def test_decode_logits_of_transformers_at_every_column_count(tmp_path: Path) -> 
         assert relative(line.rig.runner.logits(out[:right]), expected[at : at + right]) <= 1e-5
 
 
-@pytest.mark.parametrize("dims", [TINY, ODD], ids=["tiny", "odd"])
+MIXTURE = replace(TINY, intermediate=32, experts=8, experts_per_row=3, expert_width=24)
+
+
+@pytest.mark.parametrize("dims", [TINY, ODD, MIXTURE], ids=["tiny", "odd", "mixture"])
 def test_mtp_rows_are_the_plain_head(dims: ModelDims, tmp_path: Path) -> None:
     """Rows 0..99 written by prefill in two chunks, the rest by draft calls, some of them twice (true hiddens later)."""
     folder = write_random_model(tmp_path, dims, seed=4)
@@ -76,9 +79,6 @@ def test_mtp_rows_are_the_plain_head(dims: ModelDims, tmp_path: Path) -> None:
         [line.draft(100, ids[100:108], hidden[99:107]), line.draft(108, ids[108:], hidden[107:129])]
     )
     torch.testing.assert_close(got, expected[100:], rtol=1e-4, atol=1e-4)
-
-
-MIXTURE = replace(TINY, intermediate=32, experts=8, experts_per_row=3, expert_width=24)
 
 
 @torch.no_grad()
