@@ -78,7 +78,8 @@ class Places:
         keys = torch.arange(length, device=device)
         same = documents.gather(1, anchors).repeat_interleave(size, 1)[..., None] == documents[:, None]
         context = same & (keys < anchor) & (keys > slots[..., None] - shape.sliding_window)
-        block = torch.block_diag(*[torch.ones(size, size, device=device).tril()] * count).bool()
+        number = torch.arange(count * size, device=device)
+        block = (number[:, None] // size == number // size) & (number[:, None] >= number)
         visible = torch.cat((context, block.expand(batch, -1, -1)), -1)[:, None]
         half = torch.arange(0, shape.head_dim, 2, dtype=torch.float32, device=device) / shape.head_dim
         angle = (
@@ -203,8 +204,9 @@ class Selector(nn.Module):
 
     def scores(self, hidden: Tensor, logits: Tensor, candidates: Tensor, previous: Tensor) -> Tensor:
         """hidden [..., H], logits and candidates [..., C], previous [...] -> [..., C] float32."""
-        mixed = self.predecessor_codebook[previous] * self.hidden_projection(hidden)
-        return logits.float() + (self.successor_codebook[candidates] * mixed[..., None, :]).sum(-1).float()
+        mixed = F.embedding(previous, self.predecessor_codebook) * self.hidden_projection(hidden)
+        against = F.embedding(candidates, self.successor_codebook)
+        return logits.float() + (against * mixed[..., None, :]).sum(-1).float()
 
 
 class BlockDrafter(nn.Module):

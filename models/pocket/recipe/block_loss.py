@@ -60,17 +60,16 @@ def draw_anchors(batch: Batch, count: int, block: int) -> Tensor:
 
 
 @torch.no_grad()
-def make_task(model: Pocket, drafter: BlockDrafter, batch: Batch, count: int) -> Task:
-    """Runs the trunk over the batch and cuts `count` blocks out of each row."""
-    layout = Layout.of(batch.starts, model.shape)
-    outputs = model.model.outputs(batch.ids, layout)
+def make_task(model: Pocket, drafter: BlockDrafter, ids: Tensor, starts: Tensor, anchors: Tensor) -> Task:
+    """Runs the trunk over the rows `ids` [B, T] and cuts a block out of them at each of `anchors` [B, A]."""
+    layout = Layout.of(starts, model.shape)
+    outputs = model.model.outputs(ids, layout)
     hidden = model.model.norm(outputs[-1])
     choice = model.logits(hidden).argmax(-1)
     size = drafter.shape.block_size
-    anchors = draw_anchors(batch, count, size)
     rows = torch.arange(len(anchors), device=anchors.device)[:, None, None]
     before = anchors[..., None] + torch.arange(size - 1, device=anchors.device)  # of slot j: P + j - 1
-    previous, labels = batch.ids[rows, before], choice[rows, before]
+    previous, labels = ids[rows, before], choice[rows, before]
     same = layout.documents[rows, before] == layout.documents.gather(1, anchors)[..., None]
     ended = (previous == IM_END) | (previous == END_OF_TEXT)
     agreed = (previous[..., 1:] == labels[..., :-1]) & ~ended[..., 1:]
@@ -78,7 +77,7 @@ def make_task(model: Pocket, drafter: BlockDrafter, batch: Batch, count: int) ->
     decay = torch.exp(-torch.arange(size - 1, device=anchors.device) / DECAY)
     return Task(
         places=Places.of(anchors, layout.documents, drafter.shape),
-        embedded=embed_blocks(model, drafter, batch.ids.gather(1, anchors)),
+        embedded=embed_blocks(model, drafter, ids.gather(1, anchors)),
         taps=[outputs[layer] for layer in drafter.shape.target_layer_ids],
         labels=labels,
         previous=previous,
@@ -98,9 +97,9 @@ def selector_loss(drafter: BlockDrafter, hidden: Tensor, logits: Tensor, task: T
     return F.cross_entropy(scores.flatten(0, -2), gold.flatten(), reduction="none").view_as(task.weights)
 
 
-def block_loss(model: Pocket, drafter: BlockDrafter, batch: Batch, count: int) -> Tensor:
+def block_loss(model: Pocket, drafter: BlockDrafter, ids: Tensor, starts: Tensor, anchors: Tensor) -> Tensor:
     """Weighted mean over the slots that count: the head's loss and the selector's."""
-    task = make_task(model, drafter, batch, count)
+    task = make_task(model, drafter, ids, starts, anchors)
     hidden = drafter(task.embedded, drafter.context(task.taps), task.places)[..., 1:, :]
     logits = model.logits(hidden).float()
     log_p = logits.log_softmax(-1)

@@ -24,11 +24,52 @@ TABLES: Final = ("embed_tokens.weight", "codebook")
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What a stage trains: the module whose state is kept, its trained parameters by name, the loss of a batch."""
+    """What a stage trains: the module whose state is kept, its trained parameters by name, the tensors that the loss takes
+    of a batch, the loss of them."""
 
     module: nn.Module
     trained: list[tuple[str, nn.Parameter]]
-    loss: Callable[[Batch], Tensor]
+    inputs: Callable[[Batch], tuple[Tensor, ...]]
+    loss: Callable[..., Tensor]
+
+    def gradients(self, *inputs: Tensor) -> Tensor:
+        """The loss [] of `inputs`; leaves clipped gradients in the parameters."""
+        kind = inputs[0].device.type
+        with torch.autocast(kind, torch.bfloat16, enabled=kind == "cuda", cache_enabled=False):
+            loss = self.loss(*inputs)
+        loss.backward()
+        nn.utils.clip_grad_norm_([p for _, p in self.trained], 1.0)
+        return loss.detach()
+
+    def clear(self) -> None:
+        """No gradients."""
+        for _, parameter in self.trained:
+            parameter.grad = None
+
+
+class Captured:
+    """`work.gradients` as a CUDA graph: a model this small waits for launches otherwise. Every call has the same shapes."""
+
+    def __init__(self, work: Work, example: tuple[Tensor, ...]) -> None:
+        self._inputs = tuple(tensor.clone() for tensor in example)
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(3):  # lazy initialisation must not fall into the capture
+                work.clear()
+                work.gradients(*self._inputs)
+        torch.cuda.current_stream().wait_stream(stream)
+        work.clear()
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            self._loss = work.gradients(*self._inputs)
+
+    def __call__(self, *inputs: Tensor) -> Tensor:
+        """The loss; the gradients lie where they lay in the capture."""
+        for held, given in zip(self._inputs, inputs, strict=True):
+            held.copy_(given)
+        self._graph.replay()
+        return self._loss
 
 
 def optimisers(parameters: list[tuple[str, nn.Parameter]], rate: float) -> list[torch.optim.Optimizer]:
@@ -57,7 +98,8 @@ def rate_at(stage: Stage, step: int) -> float:
 class Run:
     """A stage on its way: `step` steps are done, `log` has (step, loss, seconds) of some."""
 
-    def __init__(self, stage: Stage, work: Work) -> None:
+    def __init__(self, stage: Stage, work: Work, *, captured: bool = False) -> None:
+        """`captured` = gradients are computed by replaying a graph."""
         self.stage = stage
         self.work = work
         self.step = 0
@@ -65,6 +107,7 @@ class Run:
         self._opts = optimisers(work.trained, stage.rate)
         self._device = work.trained[0][1].device
         self._checkpoint = WORK / f"{stage.name}.checkpoint.pt"
+        self._gradients: Callable[..., Tensor] | None = None if captured else work.gradients
         self._began = self._mark = time.perf_counter()
 
     def resume(self) -> None:
@@ -101,13 +144,14 @@ class Run:
         for opt in self._opts:
             for group in opt.param_groups:
                 group["lr"] = rate_at(self.stage, self.step)
-        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._device.type == "cuda"):
-            loss = self.work.loss(batch)
-        loss.backward()
-        nn.utils.clip_grad_norm_([p for _, p in self.work.trained], 1.0)
+        inputs = self.work.inputs(batch)
+        if self._gradients is None:
+            self._gradients = Captured(self.work, inputs)
+        loss = self._gradients(*inputs)
         for opt in self._opts:
             opt.step()
-            opt.zero_grad(set_to_none=True)
+        if not isinstance(self._gradients, Captured):
+            self.work.clear()
         if self.step % LOG_STEPS == 0 or self.step == self.stage.steps - 1:
             entry = {"step": self.step, "loss": round(loss.item(), 4)}
             self.log.append({**entry, "seconds": round(time.perf_counter() - self._began, 1)})

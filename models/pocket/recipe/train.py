@@ -17,16 +17,17 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.pocket.recipe import weights
-from models.pocket.recipe.batches import Batch, Mixture, load_shard
+from models.pocket.recipe import weights as checkpoints
+from models.pocket.recipe.batches import Mixture, load_shard
 from models.pocket.recipe.block import BlockDrafter, BlockShape
-from models.pocket.recipe.block_loss import block_loss
+from models.pocket.recipe.block_loss import block_loss, draw_anchors
 from models.pocket.recipe.corpus import WORK
 from models.pocket.recipe.layers import Layout, Shape
 from models.pocket.recipe.loop import Run, Work
@@ -38,48 +39,59 @@ CHAIN_WEIGHTS: Final = (1.0, 0.8, 0.65, 0.5, 0.4)
 """Loss of chain steps 1 to 5: a later draft counts only after the earlier ones."""
 
 
-def language_loss(model: Pocket, batch: Batch) -> Tensor:
+def language_loss(model: Pocket, ids: Tensor, starts: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
     """Weighted mean cross-entropy of the next token."""
-    logits = model.logits(model.model(batch.ids, Layout.of(batch.starts, model.shape)))
-    losses = F.cross_entropy(logits.flatten(0, 1).float(), batch.targets.flatten(), reduction="none")
-    return (losses * batch.weights.flatten()).sum() / batch.weights.sum()
+    logits = model.logits(model.model(ids, Layout.of(starts, model.shape)))
+    losses = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="none")
+    return (losses * weights.flatten()).sum() / weights.sum()
 
 
-def draft_loss(model: Pocket, batch: Batch, steps: int) -> Tensor:
+def draft_loss(model: Pocket, steps: int, ids: Tensor, starts: Tensor, weights: Tensor) -> Tensor:
     """Cross-entropy of `steps` chain steps against the trunk: half its whole distribution, half its argmax."""
-    layout = Layout.of(batch.starts, model.shape)
+    layout = Layout.of(starts, model.shape)
     with torch.no_grad():
-        hidden = model.model(batch.ids, layout)
+        hidden = model.model(ids, layout)
         teacher = model.logits(hidden).float()
         soft, hard = teacher.softmax(-1), teacher.argmax(-1)
-        embedded = model.model.embed_tokens(batch.ids)
+        embedded = model.model.embed_tokens(ids)
     total = hidden.new_zeros(())
     shares = CHAIN_WEIGHTS[:steps]
     for share, y in zip(shares, model.mtp.unroll(embedded, hidden, layout, steps), strict=True):
         log_p = model.logits(y).float().log_softmax(-1)
         losses = -0.5 * (soft * log_p).sum(-1) - 0.5 * log_p.gather(-1, hard[..., None])[..., 0]
-        total = total + share * (losses * batch.weights).sum() / batch.weights.sum()
+        total = total + share * (losses * weights).sum() / weights.sum()
     return total / sum(shares)
 
 
 def plan(stage: Stage, model: Pocket) -> Work:
-    """Freezes what the stage leaves alone."""
+    """What the stage trains; everything else stands still."""
     device = model.model.norm.weight.device
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(stage.part == ("mtp" if name.startswith("mtp.") else "trunk"))
     if stage.part == "block":
-        drafter = BlockDrafter(BlockShape.load(weights.FOLDER / "block"))
+        drafter = BlockDrafter(BlockShape.load(checkpoints.FOLDER / "block"))
         drafter.initialise(20261130, 1.0 + model.model.norm.weight.cpu())
         drafter.to(device)
         return Work(
             module=drafter,
             trained=list(drafter.named_parameters()),
-            loss=lambda batch: block_loss(model, drafter, batch, stage.anchors),
+            inputs=lambda b: (b.ids, b.starts, draw_anchors(b, stage.anchors, drafter.shape.block_size)),
+            loss=partial(block_loss, model, drafter),
         )
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     if stage.part == "mtp":
-        return Work(module=model, trained=trained, loss=lambda batch: draft_loss(model, batch, stage.chain))
-    return Work(module=model, trained=trained, loss=lambda batch: language_loss(model, batch))
+        return Work(
+            module=model,
+            trained=trained,
+            inputs=lambda b: (b.ids, b.starts, b.weights),
+            loss=partial(draft_loss, model, stage.chain),
+        )
+    return Work(
+        module=model,
+        trained=trained,
+        inputs=lambda b: (b.ids, b.starts, b.targets, b.weights),
+        loss=partial(language_loss, model),
+    )
 
 
 def compile_blocks(layers: nn.ModuleList) -> None:
@@ -103,16 +115,24 @@ def build_mixture(stage: Stage, device: torch.device) -> Mixture:
 def start_model(stage: Stage, device: torch.device) -> Pocket:
     """The weights of the stage before, those that ship, or a seeded random start."""
     if stage.after is None:
-        model = Pocket(Shape.load(weights.FOLDER))
+        model = Pocket(Shape.load(checkpoints.FOLDER))
         model.initialise(20261129)
     elif stage.after == SHIPPED:
-        model = weights.load(weights.FOLDER / "model.safetensors")
+        model = checkpoints.load(checkpoints.FOLDER / "model.safetensors")
     else:
-        model = weights.load(WORK / f"{stage.after}.safetensors")
+        model = checkpoints.load(WORK / f"{stage.after}.safetensors")
     return model.to(device)
 
 
-def train(stage: Stage, device: torch.device, *, trial: bool, compiled: bool, seconds: float | None) -> None:
+def train(
+    stage: Stage,
+    device: torch.device,
+    *,
+    trial: bool,
+    compiled: bool,
+    captured: bool,
+    seconds: float | None,
+) -> None:
     """One stage from its start to its file and its log."""
     model = start_model(stage, device)
     if "own_train" in stage.shares:
@@ -122,8 +142,8 @@ def train(stage: Stage, device: torch.device, *, trial: bool, compiled: bool, se
         compile_blocks(model.model.layers)
         if stage.part == "block":
             compile_blocks(work.module.layers)
-    log = Run(stage, work).finish(build_mixture(stage, device), seconds)
-    weights.save(work.module, WORK / f"{stage.name}.safetensors")
+    log = Run(stage, work, captured=captured).finish(build_mixture(stage, device), seconds)
+    checkpoints.save(work.module, WORK / f"{stage.name}.safetensors")
     (WORK / f"{stage.name}.log.json").write_text(json.dumps(log))
 
 
@@ -138,6 +158,7 @@ def main() -> None:
     parser.add_argument("--anchors", type=int, help="another number of blocks a row, for a trial run")
     parser.add_argument("--seconds", type=float, help="fewer steps if the stage would take longer")
     parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--capture", action="store_true", help="replay loss and gradients as one CUDA graph")
     arguments = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.backends.cuda.matmul.allow_tf32 = True
@@ -155,6 +176,7 @@ def main() -> None:
             device,
             trial=arguments.rows is not None,
             compiled=arguments.compile,
+            captured=arguments.capture,
             seconds=arguments.seconds,
         )
 

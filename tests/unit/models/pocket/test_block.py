@@ -13,7 +13,7 @@ from torch import Tensor
 
 from models.pocket.recipe.batches import Batch
 from models.pocket.recipe.block import BlockDrafter, BlockShape, Places
-from models.pocket.recipe.block_loss import block_loss, draw_anchors, embed_blocks, make_task
+from models.pocket.recipe.block_loss import Task, block_loss, draw_anchors, embed_blocks, make_task
 from models.pocket.recipe.compare import block_hits, propose
 from models.pocket.recipe.data import END_OF_TEXT, IM_END
 from models.pocket.recipe.evaluate import Acceptance
@@ -140,6 +140,10 @@ def batch_of(ids: Tensor, starts: tuple[int, ...] = ()) -> Batch:
     return Batch(ids=ids, targets=ids.roll(-1, 1), starts=marks, weights=weights, seed=3)
 
 
+def task_of(model: Pocket, drafter: BlockDrafter, batch: Batch) -> Task:
+    return make_task(model, drafter, batch.ids, batch.starts, draw_anchors(batch, 64, 8))
+
+
 def test_anchors_are_seeded_and_a_block_fits() -> None:
     batch = batch_of(ids_of(2, 48))
     drawn = draw_anchors(batch, 200, 8)
@@ -160,7 +164,7 @@ def test_a_label_counts_while_the_text_is_what_the_trunk_would_write(
     foreign = ids.clone()
     foreign[0, 30] = (ids[0, 30] + 1) % 4096
     for text, cut in ((ids, 48), (foreign, 30)):
-        task = make_task(model, drafter, batch_of(text), 64)
+        task = task_of(model, drafter, batch_of(text))
         for at, anchor in enumerate(task.places.anchors[0].tolist()):
             if 12 <= anchor < cut:
                 count = min(7, cut - anchor)
@@ -174,7 +178,7 @@ def test_no_label_reaches_behind_an_answer_or_into_the_next_document(
 ) -> None:
     ids = ids_of(1, 48)
     ids[0, 20], ids[0, 34] = IM_END, END_OF_TEXT
-    task = make_task(model, drafter, batch_of(ids, (35,)), 64)
+    task = task_of(model, drafter, batch_of(ids, (35,)))
     for anchor, weights in zip(task.places.anchors[0].tolist(), task.weights[0], strict=True):
         if anchor in (20, 34):
             assert not weights.any()
@@ -191,7 +195,9 @@ def test_loss_reaches_every_parameter(model: Pocket) -> None:
     with torch.enable_grad():
         for parameter in drafter.parameters():
             parameter.requires_grad_(True)
-        block_loss(model, drafter, batch_of(ids_of(1, 48)), 16).backward()  # type: ignore[no-untyped-call]
+        batch = batch_of(ids_of(1, 48))
+        anchors = draw_anchors(batch, 16, 8)
+        block_loss(model, drafter, batch.ids, batch.starts, anchors).backward()  # type: ignore[no-untyped-call]
     for name, parameter in drafter.named_parameters():
         assert parameter.grad is not None, name
         assert bool(parameter.grad.isfinite().all()), name
