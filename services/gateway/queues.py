@@ -30,7 +30,7 @@ class Queues:
         self._per_tenant: Final = per_tenant
         self._look_s: Final = look_s
         self._outage: Final = Outage(_log, "looks at the queue")
-        self._by_subject: Counter[str] = Counter()
+        self._by_lane: Counter[tuple[str, str]] = Counter()
         self._by_model: Counter[str] = Counter()
 
     async def run(self) -> None:
@@ -48,7 +48,7 @@ class Queues:
             counts = {}
         else:
             self._outage.worked()
-        self._by_subject.clear()
+        self._by_lane.clear()
         self._by_model.clear()
         for subject, count in counts.items():
             self._count(subject, count)
@@ -58,25 +58,24 @@ class Queues:
         self._count(subject, 1)
 
     def _count(self, subject: str, requests: int) -> None:
-        self._by_subject[subject] += requests
-        self._by_model[subjects.fingerprint_of(subject)] += requests
+        fingerprint = subjects.fingerprint_of(subject)
+        self._by_lane[fingerprint, subjects.lane_of(subject)] += requests
+        self._by_model[fingerprint] += requests
 
     def admit(self, fingerprint: str, tenant: str, *, requests: int = 1) -> None:
-        """Let `requests` more of a tenant in.
-
-        A tenant's queue is its lane on the shared subjects: what waits at one worker's own is bounded by routing.
+        """Let `requests` more of a tenant in, whose queue is all that is in its lane, at whichever worker.
 
         Raises:
             QuotaExceeded: `tenant_queue_full`, its own queue has no room for them.
             Overloaded: `queue_full`, the model's has not.
         """
-        lanes = [subjects.request_shared(fingerprint, priority, tenant) for priority in subjects.PRIORITIES]
-        if sum(self._by_subject[lane] for lane in lanes) + requests > self._per_tenant:
+        model = subjects.short(fingerprint)
+        if self._by_lane[model, subjects.lane(tenant)] + requests > self._per_tenant:
             raise QuotaExceeded(
                 f"this tenant may have {self._per_tenant} requests in the queue of a model",
                 code="tenant_queue_full",
             )
-        if self._by_model[subjects.short(fingerprint)] + requests > self._per_model:
+        if self._by_model[model] + requests > self._per_model:
             raise Overloaded(
                 f"a model may have {self._per_model} requests in its queue",
                 code="queue_full",

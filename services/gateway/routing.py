@@ -46,7 +46,7 @@ def choose(request: GenerateRequest, crew: Crew, entry: EntryRef | None, *, max_
     if not holders:
         return Route(subject=shared, reason="holder_unavailable", position=entry.position)
     best = min(holders, key=lambda worker: (worker.waiting + worker.running, worker.worker_id))
-    to = subjects.request_to(crew.fingerprint, best.worker_id)
+    to = subjects.request_to(crew.fingerprint, best.worker_id, request.tenant)
     return Route(subject=to, reason="affinity", position=entry.position, worker=best.worker_id)
 
 

@@ -172,9 +172,7 @@ async def _work(
         await transport.ensure_stream(stream)
     for durable in subjects.superseded_consumers(engine.fingerprint):
         await transport.drop_consumer(subjects.REQUESTS.name, durable)
-    subject = subjects.request_to(engine.fingerprint, settings.worker_id)
-    own = await transport.ensure_consumer(subjects.work_consumer(subject, ack_wait_s=settings.ack_wait_s))
     worker = Worker(core)
     readiness.worker = worker
     log.info("worker %s serves %s (%s)", settings.worker_id, settings.model_name, engine.fingerprint[:16])
-    await worker.run(own, drain)
+    await worker.run(drain)

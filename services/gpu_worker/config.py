@@ -79,7 +79,7 @@ class WorkerSettings(Settings):
     stall_limit_s: float = Field(default=60.0, gt=0)
     heartbeat_s: float = Field(default=2.0, gt=0)
     pull_wait_s: float = Field(default=1.0, gt=0)
-    """A long poll on the worker's own subject."""
+    """A long poll, of those that stand while nothing is known to wait."""
     queue_look_s: float = Field(default=0.4, gt=0)
     """Between two looks at what is in the queues: redeliveries are found so, and what another worker leaves."""
     adopt_after_s: float = Field(default=30.0, gt=0)

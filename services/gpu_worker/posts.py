@@ -1,7 +1,7 @@
 """Long polls that stand while nothing is known to wait, so that a request comes without being asked for.
 
-One on the worker's own subject, and some on the shared subjects that it heard of last: a lone request then costs no
-round trip between its bell and its delivery. Each poll may bring a request, so there are never more than places for
+On the subjects that the worker heard of last, of its own queue and of the shared ones: a lone request then costs no round trip
+between its bell and its delivery. Each poll may bring a request, so there are never more than places for
 them; what comes in spite of that, since the room filled meanwhile, is handed back. The server serves the polls of several
 workers in the order in which they came, so those who are idle share a subject.
 """
@@ -16,8 +16,8 @@ from typing import Any, Final, TypeAlias
 
 from shared.protocol import subjects
 
-MOST_SHARED: Final = 4
-"""Shared subjects with a poll of a worker: each costs the server a request in every long poll's time."""
+MOST: Final = 5
+"""Polls of a worker: each costs the server a request in every long poll's time."""
 
 _Task: TypeAlias = asyncio.Task[bool]
 
@@ -32,11 +32,11 @@ class Posts:
     """Belongs to the event loop, and to one `Puller`."""
 
     def __init__(self, own: str, poll: Callable[[str], Coroutine[Any, Any, bool]]) -> None:
-        """`own` is the worker's own subject; `poll` waits for one request of a subject for a time, starts it, and tells
+        """`own` is what the subjects of the worker's own queue begin with; `poll` waits for one request of a subject for a time, starts it, and tells
         whether there was one."""
         self._own: Final = own
         self._poll: Final = poll
-        self._heard: Final[OrderedDict[str, None]] = OrderedDict()  # shared subjects, the last one last
+        self._heard: Final[OrderedDict[str, None]] = OrderedDict()  # the last one last
         self._posts: Final[dict[str, _Post]] = {}
 
     @property
@@ -47,10 +47,10 @@ class Posts:
     def answers(self, subject: str) -> bool:
         """Something came on a subject: whether a poll that stands there will bring it. It brings one; who comes after it
         is to be asked for."""
-        if subjects.queue_of(subject) in subjects.PRIORITIES:
+        if subject.startswith(self._own) or subjects.queue_of(subject) in subjects.PRIORITIES:
             self._heard[subject] = None
             self._heard.move_to_end(subject)
-            while len(self._heard) > MOST_SHARED:
+            while len(self._heard) > MOST:
                 self._heard.popitem(last=False)
         post = self._posts.get(subject)
         if post is None or post.rung:
@@ -59,12 +59,16 @@ class Posts:
         return True
 
     def fill(self, places: int) -> None:
-        """Let polls stand, the own one first, as long as there are more places than polls."""
-        for subject in (self._own, *reversed(self._heard)):
+        """Let polls stand, those of the own queue first, as long as there are more places than polls."""
+        for subject in sorted(reversed(self._heard), key=lambda heard: not heard.startswith(self._own)):
             if len(self._posts) >= places:
                 return
             if subject not in self._posts:
                 self._posts[subject] = _Post(asyncio.create_task(self._poll(subject)))
+
+    def wants(self, subject: str) -> bool:
+        """Whether a poll of the subject may stand again soon."""
+        return subject in self._heard
 
     def over(self) -> list[str]:
         """Forget the polls that are over. The subjects of those that were told of something and brought nothing: mostly it

@@ -2,10 +2,9 @@
 
 What has work is heard (a bell for every new request) and looked for (redeliveries ring no bell, and a bell can be missed).
 One request is taken at a time, so what nobody has room for stays in the queue; but for the first of a tenant that has
-nothing here, once others had the time to take it. While nothing is known to wait, long polls stand (`services.gpu_worker.posts`):
-one on the worker's own subject, where in its pull group the owner goes before the others (`shared.protocol.subjects`), who
-take only what the owner has left there from one look to the next, because it is full, or gone; and some on the shared
-subjects that were heard of last.
+nothing here, once others had the time to take it. While nothing is known to wait, long polls stand on the subjects that were
+heard of last (`services.gpu_worker.posts`). In the pull groups of its own queue a worker goes before the others
+(`shared.protocol.subjects`), who take only what it has left there from one look to the next, because it is full, or gone.
 """
 
 from __future__ import annotations
@@ -36,7 +35,6 @@ class Puller:
     def __init__(
         self,
         transport: Transport,
-        own: PullConsumer,
         room: Room,
         start: Callable[[Delivery], None],
         *,
@@ -49,17 +47,15 @@ class Puller:
         seen: Callable[[Mapping[str, int]], None],
         gone: Callable[[str], bool],
     ) -> None:
-        """`own` pulls this worker's own subject. `wait_s` is the length of a long poll, `look_s` the time between two looks;
+        """`wait_s` is the length of a long poll, `look_s` the time between two looks;
         `taken` is told the queue of every delivery, `seen` what every look saw: requests by subject, claimed or not.
         `gone`: has no worker of a fingerprint (its first 16 digits) been left, so that its requests are anybody's."""
         self._transport = transport
-        self._consumers = {
-            subjects.request_to(fingerprint, worker_id): own
-        }  # at most every lane of every priority
+        self._consumers: dict[str, PullConsumer] = {}
         self._room = room
         self._start = start
         self._everything = subjects.queued(fingerprint)
-        self._own_subject = subjects.request_to(fingerprint, worker_id)
+        self._own = subjects.own_queue(fingerprint, worker_id)
         self._ack_wait_s = ack_wait_s
         self._wait_s = wait_s
         self._look_s = look_s
@@ -67,8 +63,8 @@ class Puller:
         self._seen = seen
         self._gone = gone
         self._looks = 0
-        self._turns = Turns(self._own_subject)
-        self._posts = Posts(self._own_subject, self._poll)
+        self._turns = Turns(self._own)
+        self._posts = Posts(self._own, self._poll)
         self._wake = asyncio.Event()
         self._stopping = False
         self._outage = Outage(log, "pulls of work")
@@ -149,7 +145,7 @@ class Puller:
     async def _take(self, subject: str) -> None:
         """One request of a subject, if it has one."""
         spec = subjects.work_consumer(subject, ack_wait_s=self._ack_wait_s)
-        priority = 0 if subject == self._own_subject else 1
+        priority = 0 if subject.startswith(self._own) else 1
         try:
             delivery = await self._transport.take(spec, priority=priority)
         except BurstlineError as error:
@@ -181,11 +177,13 @@ class Puller:
                 spec = subjects.work_consumer(subject, ack_wait_s=self._ack_wait_s)
                 self._consumers[subject] = await self._transport.ensure_consumer(spec)
             deliveries = await self._consumers[subject].fetch(limit=1, timeout=self._wait_s)
+            await self._accept(deliveries)
+            if not self._posts.wants(subject):
+                await self._consumers.pop(subject).close()
         except BurstlineError as error:
             self._outage.failed(error.code)
             await asyncio.sleep(_FAULT_PAUSE_S)
             return False
-        await self._accept(deliveries)
         return bool(deliveries)
 
     async def _accept(self, deliveries: Sequence[Delivery]) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
+from shared.protocol.subjects import lane_of
+
 
 class Room:
-    """`limit` places, and seats for guests: the first request of a tenant, or of the worker's own queue, of which nothing is
-    here.
+    """`limit` places, and seats for guests: the first request of a tenant that has nothing here.
 
     A full worker would let such a newcomer wait until a request ends. Taken in, it waits for a burst: the engine lets a
     stream of whoever has most give way to it (`services.gpu_worker.engine.seats`).
@@ -31,23 +32,18 @@ class Room:
 
     def welcomes(self, subject: str) -> bool:
         """Whether a request of this subject may come in now."""
-        return self.taken < (self._limit if _whose(subject) in self._here else self._most)
+        return self.taken < (self._limit if lane_of(subject) in self._here else self._most)
 
     def take(self, subject: str) -> bool:
         """A place or a guest's seat, if there is one."""
         if not self.welcomes(subject):
             return False
-        self._here[_whose(subject)] += 1
+        self._here[lane_of(subject)] += 1
         return True
 
     def give_back(self, subject: str) -> None:
-        whose = _whose(subject)
-        self._here[whose] -= 1
-        if not self._here[whose]:
-            del self._here[whose]
+        lane = lane_of(subject)
+        self._here[lane] -= 1
+        if not self._here[lane]:
+            del self._here[lane]
         self.on_free()
-
-
-def _whose(subject: str) -> str:
-    """A tenant's lane, whatever the priority; or the worker whose own queue it is."""
-    return subject.rpartition(".")[2]

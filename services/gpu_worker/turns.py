@@ -1,8 +1,8 @@
 """Whose turn it is: which request subject a worker looks at next. Decides, and does nothing else.
 
-    own       req.<fingerprint>.to.<this worker>
-    high, normal, low   req.<fingerprint>.<priority>.<lane>, the lanes of a priority in rotation
-    spill     req.<fingerprint>.to.<another worker>: what its owner leaves
+    own       req.<fingerprint>.to.<this worker>.<lane>
+    high, normal, low   req.<fingerprint>.<priority>.<lane>
+    spill     req.<fingerprint>.to.<another worker>.<lane>: what its owner leaves
     orphans   req.<another fingerprint>.…: what has no worker left
 
 The queues come by smooth weighted turns, so none starves; the lanes of a queue come one request each, so a tenant with a
@@ -28,7 +28,7 @@ class Turns:
     """Subjects that may have a message for this worker. Bounded by the subjects that the stream has messages of."""
 
     def __init__(self, own: str) -> None:
-        """`own` is the worker's own subject."""
+        """`own` is what the subjects of the worker's own queue begin with."""
         self._own: Final = own
         self._ours: Final = own.partition(".to.")[0] + "."
         self._queues: Final[dict[str, deque[str]]] = {name: deque() for name in WEIGHTS}
@@ -39,7 +39,7 @@ class Turns:
 
     def queue(self, subject: str) -> str:
         """The name of a subject's queue."""
-        if subject == self._own:
+        if subject.startswith(self._own):
             return "own"
         if not subject.startswith(self._ours):
             return "orphans"

@@ -30,7 +30,7 @@ from shared.protocol.messages import (
     AuditReply,
     CancelRequest,
 )
-from shared.transport.base import PullConsumer, Received, Subscription
+from shared.transport.base import Received, Subscription
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class Worker:
         self._reception = Reception(core, self.publisher)
         self.room = self._reception.room
         self.begin = self._reception.begin
-        self._own = subjects.request_to(core.identity.fingerprint, core.identity.worker_id)
+        self._own = subjects.own_queue(core.identity.fingerprint, core.identity.worker_id)
         self._outage = Outage(log, "extensions of claims", clock=core.clock)
         core.host.deliver_to(self.on_events)
         self.neighbours = Neighbours(
@@ -64,7 +64,7 @@ class Worker:
 
     # ---- supervision -----------------------------------------------------------------------------------------------
 
-    async def run(self, own: PullConsumer, drain: Drain) -> None:
+    async def run(self, drain: Drain) -> None:
         """Work until `drain` begins; then pull no more, finish within the limit, hand back the rest, and return.
         `own` pulls the worker's own subject.
 
@@ -72,7 +72,7 @@ class Worker:
             TaskDied: a part ended: the engine died or stalled, or whatever its cause says.
         """
         core = self._core
-        puller = self._puller(own)
+        puller = self._puller()
         bells = await core.transport.subscribe(subjects.bells(core.identity.fingerprint))
         beats = await core.transport.subscribe(subjects.HEARTBEATS)
         cancels = await core.transport.subscribe(subjects.CANCELS.subjects[0])
@@ -101,11 +101,10 @@ class Worker:
             await cancels.close()
             await audit.close()
 
-    def _puller(self, own: PullConsumer) -> Puller:
+    def _puller(self) -> Puller:
         core = self._core
         return Puller(
             core.transport,
-            own,
             self.room,
             self.begin,
             fingerprint=core.identity.fingerprint,
@@ -122,8 +121,9 @@ class Worker:
         """A look at the queues: for the gauge, and for those who choose a worker."""
         for queue, depth in depths(counts, self._own).items():
             self._core.metrics.queue_depth.labels(queue).set(depth)
-        claimed = sum(attempt.subject == self._own for attempt in self._reception.attempts.values())
-        self.pulse.queued = max(0, counts.get(self._own, 0) - claimed)
+        claimed = sum(attempt.subject.startswith(self._own) for attempt in self._reception.attempts.values())
+        own = sum(count for subject, count in counts.items() if subject.startswith(self._own))
+        self.pulse.queued = max(0, own - claimed)
 
     async def _pull(self, puller: Puller, drain: Drain) -> None:
         pulling = asyncio.create_task(puller.run())

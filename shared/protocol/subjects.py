@@ -1,7 +1,7 @@
 """Every subject, stream and consumer name, and their limits, in one place.
 
     req.<fingerprint>.<priority>.<lane>   work, shared by all workers of a fingerprint; each tenant has a lane of its own
-    req.<fingerprint>.to.<worker>         work for the worker that holds the entry; others take what it leaves
+    req.<fingerprint>.to.<worker>.<lane>  work for the worker that holds the entry; others take what it leaves
     bell.<fingerprint>.…                  "something came on req.<fingerprint>.…", without it (core NATS, by the server)
     tok.<request>                         the journal of a request: started, frames, one terminal
     cxl.<request>                         its cancellation, if any
@@ -80,9 +80,19 @@ def request_shared(fingerprint: str, priority: Priority, tenant: str) -> str:
     return f"req.{short(fingerprint)}.{priority}.{lane(tenant)}"
 
 
-def request_to(fingerprint: str, worker: str) -> str:
+def request_to(fingerprint: str, worker: str, tenant: str) -> str:
     """Where a request goes whose entry one worker holds."""
-    return f"req.{short(fingerprint)}.to.{_token(worker, 'worker id')}"
+    return f"{own_queue(fingerprint, worker)}{lane(tenant)}"
+
+
+def own_queue(fingerprint: str, worker: str) -> str:
+    """What the subjects of a worker's own queue begin with."""
+    return f"req.{short(fingerprint)}.to.{_token(worker, 'worker id')}."
+
+
+def lane_of(subject: str) -> str:
+    """The tenant's lane in a request subject, shared or a worker's own."""
+    return subject.rpartition(".")[2]
 
 
 def tokens(request: str) -> str:

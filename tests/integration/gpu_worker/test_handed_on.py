@@ -27,7 +27,7 @@ PROMPT = tuple(3 + (7 * position) % 500 for position in range(150))
 
 
 async def _enqueue_to(client: Client, request: GenerateRequest, worker: str) -> None:
-    subject = subjects.request_to(client.fingerprint, worker)
+    subject = subjects.request_to(client.fingerprint, worker, request.tenant)
     await client.transport.append(subject, codec.encode(request), message_id=request.request_id)
 
 

@@ -20,15 +20,12 @@ FINGERPRINT = "f" * 64
 async def _pulling(
     transport: Transport, room: Room, started: list[Delivery], held: list[str], name: str
 ) -> AsyncIterator[None]:
-    subject = subjects.request_to(FINGERPRINT, name)
-
     def start(delivery: Delivery) -> None:
         started.append(delivery)
         held.append(delivery.message.subject)
 
     puller = Puller(
         transport,
-        await transport.ensure_consumer(subjects.work_consumer(subject, ack_wait_s=30)),
         room,
         start,
         fingerprint=FINGERPRINT,

@@ -11,10 +11,11 @@ from services.gpu_worker.turns import MOST_A_LOOK, WEIGHTS, Turns
 from shared.protocol import subjects
 
 FINGERPRINT = "f" * 64
-OWN = subjects.request_to(FINGERPRINT, "w1")
-OTHERS = [subjects.request_to(FINGERPRINT, f"x{number}") for number in range(3)]
+OWN = subjects.own_queue(FINGERPRINT, "w1")
+MINE = [f"{OWN}{lane}" for lane in range(3)]
+OTHERS = [subjects.request_to(FINGERPRINT, f"x{number}", "t") for number in range(3)]
 LANES = [f"req.{FINGERPRINT[:16]}.{priority}.{lane}" for priority in subjects.PRIORITIES for lane in range(5)]
-SUBJECTS = [OWN, *OTHERS, *LANES]
+SUBJECTS = [*MINE, *OTHERS, *LANES]
 
 STEPS = st.lists(
     st.one_of(

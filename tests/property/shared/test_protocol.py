@@ -203,7 +203,7 @@ def test_ids_that_would_widen_a_subject_are_refused(bad: str) -> None:
         with pytest.raises(ProtocolError):
             make(bad)
     with pytest.raises(ProtocolError):
-        subjects.request_to("f" * 64, bad)
+        subjects.request_to("f" * 64, bad, "t")
     with pytest.raises(ProtocolError):
         subjects.dead("*" if bad == "*" else bad[:16] if len(bad) != 65 else "")
 

@@ -10,8 +10,10 @@ import httpx
 import pytest
 
 from services.gateway.answer import call_id
+from shared.protocol import subjects
 from shared.protocol.messages import EntryRef, Failure, unpack_tokens
 from tests.unit.services.gateway.line import (
+    FINGERPRINT,
     HEADERS,
     MODEL,
     Line,
@@ -414,5 +416,5 @@ async def test_a_request_of_a_silent_worker_is_enqueued_once() -> None:
             beating.cancel()
         assert body["choices"][0]["text"] == "Hello there."
         assert body["burstline"]["route"] == "affinity"
-        assert line.worker.works[0].message.subject.endswith(".to.gone")
+        assert line.worker.works[0].message.subject.startswith(subjects.own_queue(FINGERPRINT, "gone"))
         assert len(line.worker.works) == 1

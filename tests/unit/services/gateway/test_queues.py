@@ -83,7 +83,7 @@ async def test_what_the_stream_holds_counts_and_an_unreachable_one_refuses_nothi
     with pytest.raises(QuotaExceeded):
         queues.admit(FINGERPRINT, "a")
     queues.admit(FINGERPRINT, "b")
-    queues.added(subjects.request_to(FINGERPRINT, "w"))
+    queues.added(subjects.request_to(FINGERPRINT, "w", "other"))
     with pytest.raises(Overloaded, match="4 requests"):
         queues.admit(FINGERPRINT, "b")
     queues.admit("e" * 64, "a")

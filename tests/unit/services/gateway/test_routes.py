@@ -6,8 +6,9 @@ import asyncio
 
 from opentelemetry.trace import format_span_id, format_trace_id
 
+from shared.protocol import subjects
 from shared.protocol.messages import EntryRef
-from tests.unit.services.gateway.line import Line
+from tests.unit.services.gateway.line import FINGERPRINT, Line
 
 
 async def test_models_are_listed_with_their_window(line: Line) -> None:
@@ -108,7 +109,7 @@ async def test_a_request_goes_to_the_worker_that_holds_its_entry(line: Line) -> 
     long = "A prompt of more than one block. " * 20
     body = (await line.complete(prompt=long)).json()
     assert body["burstline"]["route"] == "affinity"
-    assert line.worker.works[0].message.subject.endswith(".to.w1")
+    assert line.worker.works[0].message.subject.startswith(subjects.own_queue(FINGERPRINT, "w1"))
 
 
 async def test_c3_a_lookup_that_is_late_is_a_miss(line: Line) -> None:

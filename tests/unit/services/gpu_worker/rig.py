@@ -155,8 +155,7 @@ class World:
             max_drafts=7,
         )
         worker, drain = Worker(core), Drain()
-        own = subjects.work_consumer(subjects.request_to(engine.fingerprint, worker_id), ack_wait_s=15.0)
-        task = asyncio.create_task(worker.run(await transport.ensure_consumer(own), drain))
+        task = asyncio.create_task(worker.run(drain))
         running = Running(worker, core, engine, transport, drain, task)
         self.workers.append(running)
         return running
@@ -165,7 +164,7 @@ class World:
         self, request: GenerateRequest, *, to: str | None = None, headers: dict[str, str] | None = None
     ) -> None:
         subject = (
-            subjects.request_to(FINGERPRINT, to)
+            subjects.request_to(FINGERPRINT, to, request.tenant)
             if to
             else subjects.request_shared(FINGERPRINT, request.priority, request.tenant)
         )

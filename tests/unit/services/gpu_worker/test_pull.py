@@ -18,7 +18,7 @@ from shared.transport.memory import MemoryServer, MemoryTransport
 from tests.waiting import until
 
 FINGERPRINT = "f" * 64
-OWN = subjects.request_to(FINGERPRINT, "w1")
+OWN = subjects.request_to(FINGERPRINT, "w1", "t")
 
 
 class _Desk:
@@ -38,7 +38,9 @@ class _Desk:
 
     async def put(self, name: str, *, priority: Priority = "normal", tenant: str = "t", to: str = "") -> None:
         shared = subjects.request_shared(FINGERPRINT, priority, tenant)
-        await self.transport.append(subjects.request_to(FINGERPRINT, to) if to else shared, name.encode())
+        await self.transport.append(
+            subjects.request_to(FINGERPRINT, to, tenant) if to else shared, name.encode()
+        )
 
     async def one_more(self) -> None:
         """Let the newest end, and wait for the next."""
@@ -54,10 +56,8 @@ async def _desk(
     transport = MemoryServer().transport()
     await transport.ensure_stream(subjects.REQUESTS)
     desk = _Desk(transport, limit, guests)
-    own = await transport.ensure_consumer(subjects.work_consumer(OWN, ack_wait_s=15))
     desk.puller = Puller(
         transport,
-        own,
         desk.room,
         desk.start,
         fingerprint=FINGERPRINT,
@@ -229,6 +229,6 @@ async def test_no_more_polls_stand_than_there_are_places() -> None:
         for tenant in ("a", "b"):
             await desk.put(tenant, tenant=tenant)
         await until(lambda: sorted(desk.started) == ["a", "b"])
-        await _polling(desk, OWN)
+        await _polling(desk, subjects.request_shared(FINGERPRINT, "normal", "b"))
         consumers = desk.transport.server.streams[subjects.REQUESTS.name].consumers
         assert sum(consumer.waiters for consumer in consumers.values()) == 1

@@ -169,7 +169,7 @@ def test_the_journal_outlives_what_waits_in_the_queue() -> None:
 
 
 def test_every_request_subject_has_a_consumer_of_its_own_that_goes_when_nothing_can_be_left() -> None:
-    own = work_consumer(request_to(FINGERPRINT, "w"), ack_wait_s=15)
+    own = work_consumer(request_to(FINGERPRINT, "w", "t"), ack_wait_s=15)
     lanes = [work_consumer(request_shared(FINGERPRINT, "high", tenant), ack_wait_s=15) for tenant in "ab"]
     every = (own, *lanes)
     assert len({one.durable for one in every}) == 3
