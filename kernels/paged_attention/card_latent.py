@@ -1,6 +1,6 @@
 """Attention to latent rows on a card, where a row [c | r] is the key of all heads and its part c their value.
 
-A program takes 64 rows of (column, head) pairs as they lie and walks the pages of one split: a page is read once, in two
+A program takes a tile of (column, head) pairs as they lie and walks the pages of one split: a page is read once, in two
 pieces, as key and as value. Decode and verify run in absolute splits of 256 keys, a prefill in a single one; both end in the
 ordered sum over splits of `card_splits`. A page that a row does not see scales its sums by exactly 1 and adds exactly 0, so
 that neither tiles nor cuts reach a row's bits. Widths are padded to powers of two apart from each other: 512 + 64 stays so.
@@ -21,7 +21,8 @@ from kernels.paged_attention.card_splits import combine
 from kernels.paged_attention.plan import CardAttention
 from kernels.tiles import ROWS, SPLIT_ROWS
 
-_TILE = 64
+_TILES = {torch.bfloat16: (64, 8, 1), torch.float32: (16, 4, 1)}
+"""Rows of a tile, warps, stages; float32 is for tests, and its pages of 512 elements fill the shared memory."""
 _UNSPLIT = 1 << 30
 """Keys of a prefill's only split."""
 
@@ -101,9 +102,10 @@ def attend(query: Tensor, plane: Tensor, card: CardAttention, rank: int) -> Tens
         raise ValueError("latent rows have no window")
     splits = 1 if card.prefill else card.max_splits
     split = _UNSPLIT if card.prefill else SPLIT_ROWS
+    tile, warps, stages = _TILES[query.dtype]
     scalars = torch.empty(2, rows, heads, splits, dtype=torch.float32, device=query.device)
     parts = torch.empty(rows, heads, splits, rank, dtype=torch.float32, device=query.device)
-    _latent_kernel[(splits, triton.cdiv(card.columns * heads, _TILE), card.starts.shape[0])](
+    _latent_kernel[(splits, triton.cdiv(card.columns * heads, tile), card.starts.shape[0])](
         query,
         _piece(plane, 0, rank),
         _piece(plane, rank, width),
@@ -121,12 +123,12 @@ def attend(query: Tensor, plane: Tensor, card: CardAttention, rank: int) -> Tens
         ROPE=width - rank,
         BLOCK_C=_padded(rank),
         BLOCK_R=_padded(width - rank),
-        TILE=_TILE,
+        TILE=tile,
         PAGE=ROWS,
         SPLIT=split,
         PRECISION=precision(query),
-        num_warps=8,
-        num_stages=1,
+        num_warps=warps,
+        num_stages=stages,
         **PDL,
     )
     return combine(scalars, parts, card, query.dtype, split)
