@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from services.gpu_worker.engine.engine import Engine
 from services.gpu_worker.engine.events import Burst, Event, Finished
 from services.gpu_worker.engine.limits import EngineLimits
@@ -59,22 +61,32 @@ def _request(here: World, engine: Engine, tenant: str, number: int, max_tokens: 
     )
 
 
-async def _enqueue(here: World, request: GenerateRequest) -> None:
-    subject = subjects.request_shared(request.namespace.fingerprint, request.priority, request.tenant)
+async def _enqueue(here: World, request: GenerateRequest, own: bool) -> None:
+    fingerprint = request.namespace.fingerprint
+    subject = subjects.request_shared(fingerprint, request.priority, request.tenant)
+    if own:
+        subject = subjects.request_to(fingerprint, "w1", request.tenant)
     await here.transport.append(subject, codec.encode(request))
 
 
-async def test_c2_a_thousand_queued_requests_delay_another_tenants_first_by_one_burst() -> None:
+@pytest.mark.parametrize(
+    ("greedy_own", "newcomer_own"),
+    [(False, False), (True, True), (True, False), (False, True)],
+    ids=["all_shared", "all_to_it", "only_the_greedy_to_it", "only_the_newcomer_to_it"],
+)
+async def test_c2_a_thousand_queued_requests_delay_another_tenants_first_by_one_burst(
+    greedy_own: bool, newcomer_own: bool
+) -> None:
     async with world() as here:
         engine = build(limits=EngineLimits(burst_rounds=2), max_batch=SEATS)
         watched = _Watched(engine)
         for number in range(QUEUED):
-            await _enqueue(here, _request(here, engine, "greedy", number, BUDGET))
+            await _enqueue(here, _request(here, engine, "greedy", number, BUDGET), greedy_own)
         running = await here.worker(real=watched, settings={"max_running": SEATS, "drain_limit_s": 0.0})  # type: ignore[arg-type]
         await until(lambda: len(set().union(*watched.bursts)) == SEATS)
         ended = len(watched.ended)
         first = _request(here, engine, "newcomer", 0, 8)
-        await _enqueue(here, first)
+        await _enqueue(here, first, newcomer_own)
         terminal = await here.terminal("newcomer0")
         assert isinstance(terminal, Terminal)
         assert terminal.completion_tokens == 8
