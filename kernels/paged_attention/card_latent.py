@@ -21,7 +21,7 @@ from kernels.paged_attention.card_splits import combine
 from kernels.paged_attention.plan import CardAttention
 from kernels.tiles import ROWS, SPLIT_ROWS
 
-_TILES = {torch.bfloat16: (64, 8, 1), torch.float32: (16, 4, 1)}
+_TILES = {torch.bfloat16: (64, 8, 1), torch.float32: (32, 4, 1)}
 """Rows of a tile, warps, stages; float32 is for tests, and its pages of 512 elements fill the shared memory."""
 _UNSPLIT = 1 << 30
 """Keys of a prefill's only split."""
