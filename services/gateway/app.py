@@ -20,7 +20,7 @@ from shared import telemetry
 from shared.asgi import serve
 from shared.config import CommonSettings
 from shared.errors import BurstlineError
-from shared.lifecycle import Shutdown, drain_on_signals
+from shared.lifecycle import Shutdown, drain_on_signals, keep_what_is_loaded
 from shared.telemetry import Telemetry
 from shared.transport.access import Access
 from shared.transport.nats import connect
@@ -37,6 +37,7 @@ def create_app(gateway: Gateway) -> FastAPI:
         app.include_router(group.router(gateway))
     app.add_exception_handler(BurstlineError, _refuse)
     app.add_exception_handler(HTTPException, _http_error)
+    app.add_middleware(completions.Generations, gateway=gateway, refuse=_refuse)
     app.add_middleware(Surround, telemetry=gateway.telemetry, metrics=gateway.metrics, clock=gateway.clock)
     return app
 
@@ -81,6 +82,7 @@ async def run(settings: GatewaySettings, common: CommonSettings, told: Telemetry
             drain_s=settings.drain_s + _LAST_WORDS_S,
         )
         async with gateway.running(), listen as port:
+            keep_what_is_loaded()
             _log.info("listening on %s:%d, models: %s", settings.host, port, ", ".join(models))
             await drain.wait()
             gateway.draining = True

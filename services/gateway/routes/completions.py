@@ -1,15 +1,53 @@
-"""POST /v1/chat/completions and /v1/completions."""
+"""POST /v1/chat/completions and /v1/completions.
+
+Their way in is `Generations`: a middleware, since of the time to a first token the framework's own machinery for a request
+(which these read, check and answer by themselves) would be a noticeable part. The routes stand for the rest of the
+framework: other methods, and the description of the API.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, TypeAlias
 
 from fastapi import APIRouter, Request, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from services.gateway.generate import GenerationResponse
 from services.gateway.schemas.chat import ChatRequest
 from services.gateway.schemas.completions import CompletionRequest
 from services.gateway.service import Gateway
+from shared.errors import BurstlineError
+
+Refuse: TypeAlias = Callable[[Request, Exception], Awaitable[Response]]
+
+_SCHEMAS: Final[dict[str, type[ChatRequest | CompletionRequest]]] = {
+    "/v1/chat/completions": ChatRequest,
+    "/v1/completions": CompletionRequest,
+}
+
+
+class Generations:
+    """Takes the requests that generate; all others go on to `app`."""
+
+    def __init__(self, app: ASGIApp, *, gateway: Gateway, refuse: Refuse) -> None:
+        """`refuse` makes the response of an error of ours."""
+        self._app: Final = app
+        self._gateway: Final = gateway
+        self._refuse: Final = refuse
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        generates = scope["type"] == "http" and scope["method"] == "POST"
+        schema = _SCHEMAS.get(scope["path"]) if generates else None
+        if schema is None:
+            await self._app(scope, receive, send)
+            return
+        request = Request(scope, receive, send)
+        try:
+            await GenerationResponse(self._gateway, request, schema)(scope, receive, send)
+        except BurstlineError as error:  # raised before anything was sent: a stream tells its own in band
+            response = await self._refuse(request, error)
+            await response(scope, receive, send)
 
 
 def router(gateway: Gateway) -> APIRouter:
