@@ -83,16 +83,18 @@ class RoundInputs:
 
     def refresh(self, tables: Sequence[Sequence[int] | None]) -> None:
         """Send tables that changed since the last round; null = that row keeps its own."""
-        for row, table in enumerate(tables):
-            if table is not None:
-                self._table(row, table)
+        sent = [self._table(row, table) for row, table in enumerate(tables) if table is not None]
+        if any(sent) and self._copied is not None:
+            self._copied.record()
 
-    def _table(self, row: int, table: Sequence[int]) -> None:
+    def _table(self, row: int, table: Sequence[int]) -> bool:
+        """Whether it had to be sent."""
         if self._seen[row] == table:
-            return
+            return False
         self._seen[row] = own = list(table)
         self._host_tables[row, : len(own)] = torch.tensor(own, dtype=torch.int32)
         self.tables[row].copy_(self._host_tables[row], non_blocking=True)
+        return True
 
     def attention(self, kv: KVPool, rope: Tensor, size: tuple[int, int], blocks: int) -> AttentionStep:
         """The attention side of a round of this size over at most `blocks` blocks; part of the captured launch."""

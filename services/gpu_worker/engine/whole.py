@@ -2,14 +2,15 @@
 
 The host stays the one who knows where a stream stands: it walks the picks by its own rules and commits. So that the card
 need not wait for it, the next round of the same sequences is launched before the host has read this one (`more`): the card
-knows where they go on. When the host then asks for just that round, it is there already; when it asks for anything else
-(a stream joined, was cancelled, drafts otherwise), what flies is landed and its rows are nobody's.
+knows where they go on. What the host reads then tells it where that is. When it asks for just that round, it is there
+already; when it asks for anything else (a stream joined, was cancelled, drafts otherwise), what flies is landed and its
+rows are nobody's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -122,6 +123,8 @@ class WholeRounds:
         self._told = [
             torch.zeros(most * 2 * columns, dtype=torch.int32, pin_memory=self._pinned) for _ in range(2)
         ]
+        self._done = [torch.cuda.Event() if self._pinned else None for _ in range(2)]  # type: ignore[no-untyped-call]
+        self._stream = torch.cuda.current_stream(device) if self._pinned else None
         self._buffer = torch.zeros(Told.room(most, columns), dtype=torch.int32, pin_memory=self._pinned)
         self._begun = Told.of(self._buffer, most, columns)
         self._seated: list[tuple[SamplingParams, int]] = []
@@ -143,11 +146,13 @@ class WholeRounds:
         flight = self._arrived(rows) or self._launch(rows)
         for row in rows:
             self._states.verified(row.slot, row.columns)
+        more = more and _known_ahead(flight, rows)
+        ahead = self._fly_blind(flight, rows) if more else None
         if flight.done is not None:
             flight.done.synchronize()
         told = flight.told.tolist()
         if more:
-            self._fly_on(flight, rows, told)
+            self._flight = self._fly_on(flight, rows, told, ahead)
         of_slot = {seat.slot: number for number, seat in enumerate(flight.seats)}
         return [_result(row, told[of_slot[row.slot]], flight, of_slot[row.slot]) for row in rows]
 
@@ -194,33 +199,44 @@ class WholeRounds:
     def _go(self, size: Size, seats: list[_Seat], drafting: bool, eager: bool) -> _Flight:
         graphs = self._rounds.graphs if drafting else self._rounds.verifies
         told = graphs.run(size, eager=eager)
-        host = self._told[0]
+        host, done = self._told[0], self._done[0]
         self._told.reverse()
+        self._done.reverse()
         kept = host[: len(seats) * told.shape[1]].view(len(seats), -1)
         kept.copy_(told[: len(seats)], non_blocking=self._pinned)
         hidden = self._rounds.state.tail_hidden[: len(seats), : size[1]].clone()
-        done = torch.cuda.Event() if self._pinned else None  # type: ignore[no-untyped-call]
         if done is not None:
-            done.record()
+            done.record(self._stream)
         return _Flight(size, seats, kept, hidden, done)
 
-    def _fly_on(self, flight: _Flight, rows: Sequence[WholeRow], told: list[list[int]]) -> None:
-        """Launch the round after this one, if the card knows it: no drafts from elsewhere, and room in every table."""
+    def _fly_blind(self, flight: _Flight, rows: Sequence[WholeRow]) -> _Flight | None:
+        """Launch the round after one that is not read yet, where every table has room for it whatever is accepted, and
+        some sequence surely has rows left. Its seats are not known yet."""
+        tables = {row.slot: row.block_table for row in rows}
+        live = [seat for seat in flight.seats if seat.columns]
+        furthest = {seat.slot: seat.start + min(2 * seat.k + 2, seat.left) for seat in live}
+        fits = all(end <= len(tables[slot]) * ROWS for slot, end in furthest.items())
+        if not fits or all(seat.left <= seat.columns for seat in live):
+            return None
+        self._inputs.refresh([tables.get(seat.slot) for seat in flight.seats])
+        return self._go(flight.size, flight.seats, any(seat.k for seat in live), eager=False)
+
+    def _fly_on(
+        self, flight: _Flight, rows: Sequence[WholeRow], told: list[list[int]], ahead: _Flight | None
+    ) -> _Flight | None:
+        """The round after one that was read: `ahead` with its seats, or launched now, if there is room in every table."""
         of_slot = {row.slot: row for row in rows}
-        drafting = any(seat.k for seat in flight.seats)
-        alike = all(row.left and not row.given and not row.eager and (row.k > 0) == drafting for row in rows)
-        if not alike or len(rows) < sum(1 for seat in flight.seats if seat.columns):
-            return
         seats = [
-            _next(seat, told[number], of_slot.get(seat.slot), flight.size[1])
-            for number, seat in enumerate(flight.seats)
+            _next(seat, told[number], of_slot.get(seat.slot)) for number, seat in enumerate(flight.seats)
         ]
+        if ahead is not None:
+            return replace(ahead, seats=seats)
         live = [seat for seat in seats if seat.columns]
         tables = {seat.slot: of_slot[seat.slot].block_table for seat in live}
         if not live or any(seat.start + seat.columns > len(tables[seat.slot]) * ROWS for seat in live):
-            return
+            return None
         self._inputs.refresh([tables.get(seat.slot) for seat in seats])
-        self._flight = self._go(flight.size, seats, drafting, eager=False)
+        return self._go(flight.size, seats, any(seat.k for seat in flight.seats), eager=False)
 
     def _fill(self, rows: Sequence[WholeRow], size: Size) -> None:
         spans = [Span(row.start, row.columns, row.block_table) for row in rows]
@@ -255,13 +271,24 @@ class WholeRounds:
         tail[number, : len(tokens)] = catch_up.hiddens[spare:].to(tail.device, tail.dtype)
 
 
-def _next(seat: _Seat, told: list[int], row: WholeRow | None, columns: int) -> _Seat:
+def _known_ahead(flight: _Flight, rows: Sequence[WholeRow]) -> bool:
+    """Whether the card knows the round after this one: all of its sequences go on, all draft or none, nobody's drafts
+    come from elsewhere, and every stop id is told."""
+    drafting = any(seat.k for seat in flight.seats)
+    alike = all(
+        row.left and not row.given and not row.eager and (row.k > 0) == drafting and len(row.stops) <= STOPS
+        for row in rows
+    )
+    return alike and len(rows) >= sum(1 for seat in flight.seats if seat.columns)
+
+
+def _next(seat: _Seat, told: list[int], row: WholeRow | None) -> _Seat:
     """Where a sequence stands after a round, as the card reckons it; no columns = it ended."""
     committed = told[-1] if seat.columns and row is not None else 0
     picks = told[:committed]
     anchor = picks[-1] if picks else 0
     left = seat.left - committed
-    if row is None or not picks or anchor < 0 or anchor in row.stops or len(row.stops) > STOPS:
+    if row is None or not picks or anchor < 0 or anchor in row.stops:
         left = 0
     width = min(max(left, 0), seat.k + 1)
     k = width - 1 if seat.k else 0

@@ -33,12 +33,19 @@ from services.gpu_worker.engine.whole import WholeRounds, WholeRow
 CARD = Placement(device=torch.device("cpu"), dtype=torch.float32, on_card=True, fold_rows=3, recipe="card")
 DIMS = replace(TINY, hidden=4, gdn_key_dim=2, gdn_value_dim=2, head_dim=4)
 SLOTS, MOST, STOP = 3, 4, 0
+BLOCK = 4
+"""Rows of a block, so few that rounds run out of them."""
 GREEDY = SamplingParams(seed=0, temperature=0.0)
 
 
+MANY = frozenset({STOP, *range(-20, -10)})
+"""More stop ids than a card is told, which are the smallest."""
+
+
 def says(tokens: list[int]) -> int:
-    """What the model says after these tokens: one of seven ids, one of which ends a stream."""
-    return zlib.crc32(bytes(tokens)) % 7
+    """What the model says after these tokens: one of seven ids, one of which is rare and ends a stream."""
+    value = zlib.crc32(bytes(tokens)) % 31
+    return 1 + value % 6 if value else STOP
 
 
 def guesses(tokens: list[int]) -> int:
@@ -97,6 +104,9 @@ class Stream:
     said: list[int] = field(default_factory=list)
     behind: list[int] = field(default_factory=list)
     going: bool = True
+    spare: int = 8
+    """Blocks beyond those of the round that is asked for."""
+    stops: frozenset[int] = frozenset({STOP})
 
     def row(self) -> WholeRow:
         k = min(self.k, self.budget - 1)
@@ -113,13 +123,13 @@ class Stream:
             slot=self.slot,
             start=len(self.tokens),
             anchor=self.anchor,
-            block_table=[0] * 8,
+            block_table=[0] * (-(-(len(self.tokens) + 1 + k) // BLOCK) + self.spare),
             rules=GREEDY,
             choice=0,
             k=k,
             catch_up=catch_up if k else None,
             left=self.budget,
-            stops=frozenset({STOP}),
+            stops=self.stops,
         )
 
     def settle(self, drafts: list[int], picks: list[int]) -> int:
@@ -155,7 +165,7 @@ class Play:
         self.states = StatePool(DIMS, SLOTS, 0, MOST, CARD)
         model = SimpleNamespace(dims=DIMS, mtp=None)
         kv = KVPool(DIMS, 8, CARD)
-        self.rounds = WholeRounds(cast("Any", model), kv, self.states, config, 8, lambda row: None)
+        self.rounds = WholeRounds(cast("Any", model), kv, self.states, config, 32, lambda row: None)
         self.card = cast("PlayedCard", self.rounds._rounds)
         self.expected: dict[int, list[int]] = {}
 
@@ -195,8 +205,16 @@ class Play:
 
 
 STEP = st.tuples(
-    st.sampled_from(["round"] * 6 + ["cancel", "width", "land"]), st.integers(0, SLOTS - 1), st.booleans()
+    st.sampled_from(["round"] * 6 + ["cancel", "width", "land", "spare", "stops"]),
+    st.integers(0, SLOTS - 1),
+    st.booleans(),
 )
+
+
+@pytest.fixture(autouse=True)
+def _played(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(whole, "DeviceRounds", PlayedCard)
+    monkeypatch.setattr(whole, "ROWS", BLOCK)
 
 
 @settings(deadline=None, max_examples=60)
@@ -209,36 +227,99 @@ STEP = st.tuples(
 def test_the_hosts_books_are_what_the_card_did(
     starts: list[tuple[int, int, int]], steps: list[tuple[str, int, bool]]
 ) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(whole, "DeviceRounds", PlayedCard)
-        play = Play()
-        streams = [play.join(slot, *start) for slot, start in enumerate(starts)]
-        for what, number, more in steps:
-            stream = streams[number % len(streams)]
-            match what:
-                case "cancel":
-                    stream.going = False
-                case "width":
-                    stream.k = number
-                case "land":
-                    play.land(streams)
-                case _:
-                    play.round(streams, more=more)
-        play.land(streams)
-
-
-def test_a_flight_is_used_and_ends_where_the_stream_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two streams of different budgets: the rounds that started ahead are the ones that are asked for."""
-    monkeypatch.setattr(whole, "DeviceRounds", PlayedCard)
     play = Play()
-    launched = []
-    launch = play.rounds._launch
-    monkeypatch.setattr(play.rounds, "_launch", lambda rows: launched.append(len(rows)) or launch(rows))
-    streams = [play.join(0, 5, 30, 2), play.join(1, 8, 30, 2)]
+    streams = [play.join(slot, *start) for slot, start in enumerate(starts)]
+    for what, number, more in steps:
+        stream = streams[number % len(streams)]
+        match what:
+            case "cancel":
+                stream.going = False
+            case "width":
+                stream.k = number
+            case "spare":
+                stream.spare = number
+            case "stops":
+                play.land(streams)
+                stream.stops = MANY if more else frozenset({STOP})
+            case "land":
+                play.land(streams)
+            case _:
+                play.round(streams, more=more)
+    play.land(streams)
+
+
+def _counted(play: Play, patch: pytest.MonkeyPatch) -> dict[str, int]:
+    """Rounds that were asked for and launched then, that were launched before the last one was read, and after."""
+    counts = {"asked": 0, "blind": 0, "read": 0}
+    launch, blind, fly_on = play.rounds._launch, play.rounds._fly_blind, play.rounds._fly_on
+
+    def launched(rows: Any) -> Any:
+        counts["asked"] += 1
+        return launch(rows)
+
+    def launched_blind(*given: Any) -> Any:
+        made = blind(*given)
+        counts["blind"] += made is not None
+        return made
+
+    def launched_then(flight: Any, rows: Any, told: Any, ahead: Any) -> Any:
+        made = fly_on(flight, rows, told, ahead)
+        counts["read"] += ahead is None and made is not None
+        return made
+
+    patch.setattr(play.rounds, "_launch", launched)
+    patch.setattr(play.rounds, "_fly_blind", launched_blind)
+    patch.setattr(play.rounds, "_fly_on", launched_then)
+    return counts
+
+
+def _played_out(play: Play, streams: list[Stream]) -> int:
+    """Run to the end; how many rounds that took."""
     rounds = 0
     while any(stream.going for stream in streams):
         play.round(streams, more=True)
         rounds += 1
     play.land(streams)
-    assert [stream.said for stream in streams] == [play.expected[0], play.expected[1]]
-    assert len(launched) < rounds / 2
+    assert [stream.said for stream in streams] == [play.expected[stream.slot] for stream in streams]
+    return rounds
+
+
+def test_a_flight_is_used_and_ends_where_the_stream_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two streams of different ends: nearly every round was launched before the one before it was read."""
+    play = Play()
+    counts = _counted(play, monkeypatch)
+    rounds = _played_out(play, [play.join(0, 5, 30, 2), play.join(1, 8, 30, 2)])
+    assert counts["asked"] < rounds / 2
+    assert counts["blind"] > rounds / 2
+
+
+def test_no_round_is_launched_past_a_streams_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    play = Play()
+    counts = _counted(play, monkeypatch)
+    rounds = _played_out(play, [play.join(0, 5, 30, 0)])
+    assert len(play.expected[0]) == 30, "the stream ends by its budget"
+    assert sum(counts.values()) == rounds
+
+
+def test_without_room_for_whatever_is_accepted_a_round_is_read_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    play = Play()
+    counts = _counted(play, monkeypatch)
+    stream = play.join(1, 8, 30, 2)
+    stream.spare = 0
+    _played_out(play, [stream])
+    assert counts["read"] > 0
+
+
+def test_a_stream_with_more_stop_ids_than_a_card_is_told_is_never_ahead(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nor is anybody beside it, since one launch runs them all."""
+    play = Play()
+    counts = _counted(play, monkeypatch)
+    streams = [play.join(0, 5, 30, 2), play.join(1, 8, 30, 2)]
+    streams[1].stops = MANY
+    while all(stream.going for stream in streams):
+        play.round(streams, more=True)
+    assert counts["asked"] > 1
+    assert counts["blind"] + counts["read"] == 0
+    _played_out(play, streams)
