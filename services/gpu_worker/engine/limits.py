@@ -38,7 +38,7 @@ class EngineLimits:
     spec_gate: SpecGate | None = None  #: null = speculate at any load
     draft_cost: float = 0.35  #: of one MTP draft and its column, in verify passes; 0 = never shorten
     ngram_cost: float = 0.1  #: the same of one n-gram or block draft, which costs its verify column alone
-    block_cost: float = 0.5  #: of one pass of the block drafter, in verify passes
+    block_cost: float = 0.8  #: of one pass of the block drafter, in verify passes
     block_width: BlockWidth = (
         "gate"  #: what a block's verify width follows: what pays, or the last round's luck
     )

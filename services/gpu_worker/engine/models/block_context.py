@@ -18,8 +18,9 @@ from torch import Tensor
 
 from services.gpu_worker.engine.batch import BlockAsk
 from services.gpu_worker.engine.config import BLOCK_ROWS
-from services.gpu_worker.engine.models.block import BlockDrafter, ContextView
+from services.gpu_worker.engine.models.block import BlockDrafter
 from services.gpu_worker.engine.models.block_heads import BlockHeads, Proposal
+from services.gpu_worker.engine.models.block_pass import BlockPass
 from services.gpu_worker.engine.models.block_ring import DraftRing
 from services.gpu_worker.engine.models.family import Model
 from shared.errors import EngineFault
@@ -45,16 +46,15 @@ class BlockContext:
     def __init__(self, drafter: BlockDrafter, target: Model, *, num_slots: int, num_snapshots: int) -> None:
         self.drafter = drafter
         self.dims = drafter.dims
-        self._target = target
         self._heads = BlockHeads(drafter, target)
         self.ring = DraftRing(drafter.dims, num_slots, num_snapshots, drafter.placement)
+        self._pass = BlockPass(drafter, target, self.ring, most=num_slots)
         self._present = [False] * num_snapshots
         self._open: dict[int, _Rows] = {}
         self._tapped: dict[int, list[_Rows]] = {}
         self._features: dict[int, list[_Rows]] = {}
         self._wanted: dict[int, list[int]] = {}
         """Positions at which a snapshot waits for its tail."""
-        self._mask = drafter.mask_row
         self.passes = 0
         """Blocks drafted, ever."""
 
@@ -160,39 +160,7 @@ class BlockContext:
             if not self.covers(ask.slot, ask.start):
                 raise EngineFault(f"a block at {ask.start}: slot {ask.slot} does not have its window's rows")
         self.passes += len(asks)
-        y = self.drafter.forward(self._embedded([ask.anchor for ask in asks]), self._view(asks))
-        return self._heads.propose(y, max(ask.k for ask in asks))
-
-    def _embedded(self, anchors: Sequence[int]) -> Tensor:
-        """[S, B, H]: anchors, then masks."""
-        device = self.ring.k.device
-        rows = self._target.embed(torch.tensor([*anchors, self.dims.mask_token], device=device))
-        mask = rows[-1] if self._mask is None else self._mask
-        x = mask.expand(len(anchors), self.dims.block, -1).clone()
-        x[:, 0] = rows[:-1]
-        return x
-
-    def _view(self, asks: Sequence[BlockAsk]) -> ContextView:
-        ring, dims, device = self.ring, self.dims, self.ring.k.device
-        rows = ring.rows_each
-        starts = torch.tensor([[ask.start] for ask in asks])
-        lows = torch.tensor([[ring.low(ask.slot)] for ask in asks])
-        newest = starts - 1
-        held = newest - (newest - torch.arange(rows)) % rows  # which position each row of a ring holds
-        steps = torch.arange(dims.block)
-        own = starts + steps
-        context = (held[:, None] <= own[:, :, None] - dims.window) | (held < lows)[:, None]
-        ahead = steps[None, :] > steps[:, None] if dims.causal else torch.zeros(1, 1, dtype=torch.bool)
-        block = ahead.expand(len(asks), dims.block, dims.block)
-        hidden = torch.cat([context, block], dim=2)[:, None, None].to(device)
-        slots = [ask.slot for ask in asks]
-        positions = own.flatten().clamp_(max=len(self.drafter.rope) - 1).to(device)
-        return ContextView(
-            keys=list(_of_slots(ring.k, slots)),
-            values=list(_of_slots(ring.v, slots)),
-            hidden=hidden,
-            cos_sin=self.drafter.rope.index_select(0, positions),
-        )
+        return self._heads.propose(self._pass.run(asks), max(ask.k for ask in asks))
 
     # -- the slot's memory --------------------------------------------------------------------------------------
 
@@ -264,13 +232,6 @@ class BlockContext:
     def _forget(self, slot: int) -> None:
         for rows in (self._open, self._tapped, self._features, self._wanted):
             rows.pop(slot, None)
-
-
-def _of_slots(planes: Tensor, slots: Sequence[int]) -> Tensor:
-    """[planes, slots, kv_heads, rows, head_dim] -> the same of S slots; one is not copied."""
-    if len(slots) == 1:
-        return planes[:, slots[0] : slots[0] + 1]
-    return planes.index_select(1, torch.tensor(slots, device=planes.device))
 
 
 def _before(rows: _Rows, position: int) -> _Rows:

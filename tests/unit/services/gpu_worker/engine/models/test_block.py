@@ -76,10 +76,23 @@ def test_rows_are_the_slow_references(variant: str, rows: int) -> None:
     with torch.no_grad():
         _feed(context, 1, taps)
         context.settle([1])
-        x = context._embedded([77])
-        ask = BlockAsk(slot=1, start=rows, anchor=77, k=7)
-        y = context.drafter.forward(x, context._view([ask]))[0]
+        y = context._pass.run([BlockAsk(slot=1, start=rows, anchor=77, k=7)])[0]
     assert relative(y, slow.rows(taps, 77)) <= 1e-5
+
+
+def test_a_padded_pass_is_the_pass() -> None:
+    """What a graph of a card holds: sequences beyond those that ask stand at 0 and disturb nobody."""
+    context, _ = _pair("dflash2")
+    with torch.no_grad():
+        for slot, length in enumerate((50, 120)):
+            _feed(context, slot, _taps(length, slot))
+        context.settle([0, 1])
+        asks = [BlockAsk(slot=i, start=n, anchor=5, k=4) for i, n in enumerate((50, 120))]
+        alone = context._pass.run(asks)
+        context._pass._told[:, 2:] = 0
+        padded = context._pass.launch((3, context.dims.block))
+    assert torch.isfinite(padded).all()
+    assert padded[:2].allclose(alone, atol=1e-5)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
