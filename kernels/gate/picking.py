@@ -139,9 +139,9 @@ def _checksum(place: Place, ledger: Ledger) -> None:
         ledger.equal(checksum.checksums(rows[number : number + 1].clone())[0], whole[number], f"row {number}")
     keys, values = (place.normal(2, 6, 2, 64, 16, seed=seed) for seed in (5, 6))
     blocks = torch.tensor([5, 0, 3])
-    told = checksum.block_checksums(keys, values, blocks.to(place.device))
+    told = checksum.block_checksums((keys, values), blocks.to(place.device))
     ledger.equal(
-        told.cpu(), checksum_twin.block_checksums(keys.cpu(), values.cpu(), blocks), "scattered blocks"
+        told.cpu(), checksum_twin.block_checksums((keys.cpu(), values.cpu()), blocks), "scattered blocks"
     )
 
 

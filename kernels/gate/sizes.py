@@ -23,6 +23,7 @@ class Sizes:
     kv_heads: int
     head_dim: int
     rotary_half: int
+    latent: tuple[int, int, int]  #: heads, rank, elements that RoPE turns
     delta: DeltaShape
     vocab: int
     vocab_split: int  #: ids of one program of a pick
@@ -57,6 +58,7 @@ CARD: Final = Sizes(
     kv_heads=4,
     head_dim=256,
     rotary_half=32,
+    latent=(20, 512, 64),
     delta=DeltaShape(16, 48, 128, 128),
     vocab=248320,
     vocab_split=4096,
@@ -83,6 +85,7 @@ TINY: Final = Sizes(
     kv_heads=2,
     head_dim=16,
     rotary_half=4,
+    latent=(3, 24, 8),
     delta=DeltaShape(1, 2, 16, 16),
     vocab=70,
     vocab_split=32,

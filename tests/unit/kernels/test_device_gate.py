@@ -28,7 +28,19 @@ def _gate(only: str, file: Path | None = None) -> tuple[int, str]:
     return command.run_gate("interpreter", file=file, only=only, out=out), out.getvalue()
 
 
-@pytest.mark.parametrize("only", ["matmul", "rms_norm", "lora", "attention prefill", "end of a round", "checksum"])
+@pytest.mark.parametrize(
+    "only",
+    [
+        "matmul",
+        "rms_norm",
+        "lora",
+        "attention prefill",
+        "latent prefill",
+        "sigmoid router",
+        "end of a round",
+        "checksum",
+    ],
+)
 def test_kernels_as_they_are_hold(only: str) -> None:
     status, told = _gate(only)
     assert status == 0, told
