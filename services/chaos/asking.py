@@ -24,6 +24,8 @@ COMPLETIONS: Final = "/v1/completions"
 PATIENCE_S: Final = 120.0
 RETRY_S: Final = 0.2
 DEADLINE_S: Final = 0.5
+GOES_ON_ELSEWHERE: Final = "shutting_down"
+"""How a gateway that ends tells a caller with a key to go on at another one."""
 LEAVES_AFTER_S: Final = (0.02, 0.1, 0.3, 0.8)
 """Patience of a caller who leaves without having heard anything: in every phase that a request has."""
 BROKEN: Final = (httpx.TransportError, httpx.StreamError)
@@ -178,6 +180,8 @@ class Caller:
                 asked.end = End.WHOLE
                 raise Over
             told = json.loads(data)
+            if "error" in told and asked.way.keyed and told["error"].get("code") == GOES_ON_ELSEWHERE:
+                raise httpx.RemoteProtocolError("the gateway ends; the request goes on")
             if "error" in told:
                 asked.end, asked.code = End.FAILED, str(told["error"].get("code"))
                 raise Over

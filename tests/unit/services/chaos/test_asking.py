@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 from collections.abc import AsyncIterator, Callable
@@ -61,6 +62,32 @@ async def test_fr_65_a_stream_with_a_key_goes_on_at_the_other_gateway_from_its_l
     assert seen[0].headers["idempotency-key"] == seen[1].headers["idempotency-key"]
     assert "last-event-id" not in seen[0].headers
     assert seen[1].headers["last-event-id"] == "0.2.0"
+
+
+@pytest.mark.parametrize(("way", "end"), [(Way.KEYED_STREAM, End.WHOLE), (Way.STREAM, End.FAILED)])
+async def test_a_gateway_that_ends_sends_who_has_a_key_to_the_other(way: Way, end: End) -> None:
+    told = b'data: {"error": {"code": "shutting_down"}}\n\ndata: [DONE]\n\n'
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if "last-event-id" not in request.headers:
+            return httpx.Response(200, headers=NAMED, content=_event("0.2.0", 5, 6) + told)
+        return httpx.Response(200, headers=NAMED, content=_event("0.4.0", 7, 8) + b"data: [DONE]\n\n")
+
+    assert (await _ask(answer, way)).end is end
+
+
+async def test_who_leaves_without_a_word_is_gone_when_its_patience_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(asking, "LEAVES_AFTER_S", (0.01,))
+
+    class Silent(httpx.AsyncByteStream):
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            await asyncio.Event().wait()
+            yield b""
+
+    asked = await _ask(lambda _: httpx.Response(200, headers=NAMED, stream=Silent()), Way.LEAVES_WHOLE)
+    assert asked.end is End.LEFT
 
 
 async def test_a_stream_without_a_key_is_never_asked_twice_once_it_was_taken() -> None:
