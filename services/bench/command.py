@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn, TypeVar
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from services.bench import card_command
-from services.bench.cache import Results as CacheResults
 from services.bench.cache import bars as cache_bars
 from services.bench.cache import run_cache
 from services.bench.decode import bars as decode_bars
 from services.bench.decode import run_decode
+from services.bench.drafters import EACH, MAX_TOKENS, run_drafters, shipped
+from services.bench.drafters import KINDS as DRAFTERS
+from services.bench.drafters import bars as drafter_bars
+from services.bench.held_out import KINDS, held_out
 from services.bench.load import RULES, Load
 from services.bench.queue import bars as queue_bars
 from services.bench.queue import run_queue
 from services.bench.soak import REQUESTS, run_soak
-from services.bench.spec import BATCHES, REPEATS, Results, StreamsDiffer, bars, run_spec
-from services.bench.stall import Results as StallResults
+from services.bench.spec import BATCHES, REPEATS, StreamsDiffer, bars, run_spec
+from services.bench.tables import cache_table, drafter_table, load_table, stall_table
+from services.gpu_worker.engine.requests import DrafterKind
 from services.prove.evidence import evidence
 from services.prove.models import pocket, smallest
 from shared.errors import BurstlineError
@@ -30,6 +35,8 @@ from shared.evidence import Bar, write
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, help="Measure speed against a baseline of the same run."
 )
+
+Name = TypeVar("Name", bound=str)
 
 
 @app.callback()
@@ -40,29 +47,73 @@ def _group() -> None:
 @app.command()
 def spec(
     json_file: Annotated[Path | None, typer.Option("--json", help="Also write the result here.")] = None,
+    drafter: Annotated[list[str] | None, typer.Option(help="mtp, block or ngram; all without it.")] = None,
+    text: Annotated[list[str] | None, typer.Option(help="chat, tools, code or text; all without it.")] = None,
+    each: Annotated[int, typer.Option(min=1, max=EACH, help="Prompts of a kind.")] = EACH,
     batch: Annotated[
-        list[int] | None, typer.Option(help="Streams at once; may be given more than once.")
+        list[int] | None,
+        typer.Option(help="The table by load: streams at once; may be given more than once."),
     ] = None,
-    rule: Annotated[list[str] | None, typer.Option(help="greedy or sampled; both without it.")] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="Interleaved repeats of every drafter.")] = REPEATS,
+    rule: Annotated[
+        list[str] | None, typer.Option(help="The table by load: greedy or sampled; both without it.")
+    ] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Of the table by load, interleaved.")] = REPEATS,
 ) -> None:
-    """Every drafter against plain decode: tokens a verify, forwards a token, acceptance, speed-up."""
-    unknown = set(rule or ()) - set(RULES)
+    """Drafters on held-out text: tokens a verify, acceptance, speed-up, and the same without a cache; or, with --batch or
+    --rule, every drafter against plain decode by load."""
+    if not batch and not rule:
+        _drafters(_of(DRAFTERS, drafter, "--drafter"), _of(KINDS, text, "--text"), each, json_file)
+    if drafter or text:
+        raise typer.BadParameter(
+            "--drafter and --text choose held-out text, --batch and --rule the table by load"
+        )
+    rules = _of(tuple(RULES), rule, "--rule")
+    loads = [Load(rule=one, batch=size) for one in rules for size in batch or BATCHES]
+    with _measuring():
+        results = run_spec(pocket(), loads, repeats=repeats, report=_progress)
+    Console().print(load_table(results))
+    _end("bench spec", {"threads": 1, "repeats": repeats, "loads": results}, bars(results), json_file)
+
+
+def _of(known: Sequence[Name], given: Sequence[str] | None, option: str) -> list[Name]:
+    """Those of `known` that were given; all without any."""
+    unknown = set(given or ()) - set(known)
     if unknown:
         raise typer.BadParameter(
-            f"{', '.join(sorted(unknown))} is none of {', '.join(RULES)}", param_hint="--rule"
+            f"{', '.join(sorted(unknown))} is none of {', '.join(known)}", param_hint=option
         )
-    loads = [Load(rule=one, batch=size) for one in rule or RULES for size in batch or BATCHES]
+    return [name for name in known if given is None or name in given]
+
+
+def _drafters(
+    kinds: Sequence[DrafterKind], texts: Sequence[str], each: int, json_file: Path | None
+) -> NoReturn:
+    prompts = [prompt for prompt in held_out(each) if prompt.kind in texts]
+    with _measuring():
+        model, history = shipped(kinds)
+        results, launches = run_drafters(model, prompts, history, kinds=kinds, report=_progress)
+    Console().print(drafter_table(results))
+    shown = {
+        "threads": 1,
+        "prompts": len(prompts),
+        "tokens_of_a_prompt": MAX_TOKENS,
+        "launch_seconds": launches,
+        "drafters": results,
+    }
+    _end("bench spec", shown, drafter_bars(results), json_file)
+
+
+@contextmanager
+def _measuring() -> Iterator[None]:
+    """Exits with 1 when streams differ, with 2 when nothing could be measured."""
     try:
-        results = run_spec(pocket(), loads, repeats=repeats, report=_progress)
+        yield
     except StreamsDiffer as fault:
         sys.stderr.write(f"burstline: {fault}\n")
         raise typer.Exit(1) from fault
     except (BurstlineError, OSError) as fault:
         sys.stderr.write(f"burstline: bench could not measure: {fault}\n")
         raise typer.Exit(2) from fault
-    Console().print(_table(results))
-    _end("bench spec", {"threads": 1, "repeats": repeats, "loads": results}, bars(results), json_file)
 
 
 @app.command()
@@ -98,8 +149,8 @@ def cache(
     except (BurstlineError, OSError) as fault:
         sys.stderr.write(f"burstline: bench could not measure: {fault}\n")
         raise typer.Exit(2) from fault
-    Console().print(_cache_table(results))
-    Console().print(_stall_table(results["stall"]))
+    Console().print(cache_table(results))
+    Console().print(stall_table(results["stall"]))
     _end("bench cache", {"threads": 1} | results, cache_bars(results), json_file)
 
 
@@ -150,7 +201,7 @@ def _write(json_file: Path | None, command: str, shown: dict[str, Any], told: li
         write(json_file, evidence(command, shown, told))
 
 
-def _end(command: str, shown: dict[str, Any], told: list[Bar], json_file: Path | None) -> None:
+def _end(command: str, shown: dict[str, Any], told: list[Bar], json_file: Path | None) -> NoReturn:
     """Write the evidence, tell the bars, exit with 1 when one does not hold."""
     _write(json_file, command, shown, told)
     for bar in told:
@@ -162,70 +213,3 @@ def _end(command: str, shown: dict[str, Any], told: list[Bar], json_file: Path |
 
 def _progress(text: str) -> None:
     sys.stderr.write(text + "\n")
-
-
-def _cache_table(results: CacheResults) -> Table:
-    trace = results["trace"]
-    title = f"{trace['prompts']} prompts of agents, {trace['tokens']} tokens, {trace['reusable']} of them seen before"
-    table = Table(title=title, title_justify="left")
-    table.add_column("cache", no_wrap=True)
-    for name in ("computed", "reusable", "prompts", "a prompt"):
-        table.add_column(name, justify="right")
-    small = {f"small pools, {name}": figures for name, figures in results["policies_in_small_pools"].items()}
-    for name, figures in (results["served"] | small).items():
-        table.add_row(
-            name,
-            f"{figures['computed']}",
-            f"{figures['share_of_reusable']:.1%}",
-            f"{figures['share_of_prompts']:.1%}",
-            f"{figures['computed_per_prompt']:.0f}",
-        )
-    return table
-
-
-def _stall_table(results: StallResults) -> Table:
-    title = f"Milliseconds between deliveries of {results['streams']} streams beside a prompt of {results['prompt_tokens']} tokens"
-    table = Table(title=title, title_justify="left")
-    for name in ("prompt primed", "idle p50", "p50", "p99", "max", "rows between"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for name, figures in results.items():
-        if isinstance(figures, dict):
-            busy = figures["while_priming_ms"]
-            times = (figures["idle_ms"]["p50"], busy["p50"], busy["p99"], busy["max"])
-            table.add_row(
-                name, *(f"{value:.0f}" for value in times), str(figures["most_rows_between_deliveries"])
-            )
-    return table
-
-
-def _acceptance(positions: list[float]) -> str:
-    """Of the first and of the last draft of a round."""
-    ends = positions if len(positions) < 2 else (positions[0], positions[-1])
-    return " to ".join(f"{value:.2f}"[1:] if value < 1 else "1" for value in ends)
-
-
-def _table(results: Results) -> Table:
-    """Medians; the spreads are in the JSON. Fits 80 columns."""
-    table = Table(
-        title="Speculation against plain decode",
-        title_justify="left",
-        box=None,
-        collapse_padding=True,
-        pad_edge=False,
-    )
-    table.add_column("drafter", no_wrap=True)
-    for name in ("a verify", "forwards", "accepted", "tok/s", "gain", "in CPU"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for load, drafters in results.items():
-        table.add_row(load, style="bold")
-        for drafter, figures in drafters.items():
-            table.add_row(
-                drafter,
-                f"{figures['tokens_per_verify']:.2f}",
-                f"{figures['trunk_forwards_per_token']:.3f}",
-                _acceptance(figures["acceptance_by_position"]),
-                f"{figures['tokens_per_second']['median']:.0f}",
-                f"{figures['speed_up_over_plain']['median']:.2f}",
-                f"{figures['cpu_speed_up_over_plain']['median']:.2f}",
-            )
-    return table

@@ -1,0 +1,284 @@
+"""`burstline bench spec`: what each drafter brings on held-out text, one stream at a time, and what it would without a cache.
+
+Every prompt is answered greedily by every drafter in turn (the next prompt in the other order), so that a machine that
+slows down slows all of them. Some prompts of each kind are then drafted again from their whole history (`history`).
+Expected speed-ups are those that a worker would reckon with: tokens a verify and launches timed at the start.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from typing import Any, Final
+
+from services.bench.counts import Counts
+from services.bench.held_out import FREE, GROUPS, TEMPLATES, Prompt
+from services.bench.history import History
+from services.bench.load import CONTEXT, cpu_seconds
+from services.bench.rounds import reference_counts
+from services.bench.spec import StreamsDiffer
+from services.gpu_worker.engine.config import BLOCK_ROWS, EngineConfig
+from services.gpu_worker.engine.events import Burst, FinishReason
+from services.gpu_worker.engine.gain import Pace, measured
+from services.gpu_worker.engine.models.block_loader import load_block
+from services.gpu_worker.engine.models.loader import LoadedModel
+from services.gpu_worker.engine.requests import DrafterKind, GenerateRequest, SamplingParams
+from services.prove.axes import POLICIES, Drafting
+from services.prove.driver import WHOLE, Driver, WatchedEngine
+from services.prove.models import pocket
+from shared.clock import SYSTEM
+from shared.config import POCKET
+from shared.errors import EngineFault
+from shared.evidence import Bar
+from shared.protocol.chain import chain
+
+MAX_TOKENS: Final = 64
+EACH: Final = 24
+"""Prompts of a kind that are answered."""
+REFERENCED: Final = 4
+"""Of those, drafted again without a cache."""
+BURST_ROUNDS: Final = 8
+COLUMNS: Final = 8
+DEPTHS: Final = (1, 2, 3, 4, 5)
+REPEATED: Final = 7
+"""Drafts of the n-gram drafter."""
+KINDS: Final[tuple[DrafterKind, ...]] = ("mtp", "block", "ngram")
+PLAIN: Final = "none"
+MTP: Final = "mtp K=3"
+MTP_TOKENS: Final = 2.2
+"""A verify, at least."""
+BLOCK: Final = "block"
+BLOCK_TOKENS: Final = 2.8
+STRUCTURED: Final = "tools"
+"""Tool calls and JSON objects."""
+MOST_LOST: Final = 0.02
+"""Of the tokens a verify that a drafter has without a cache."""
+
+Results = dict[str, dict[str, dict[str, Any]]]
+"""Drafter -> group of texts -> figures."""
+
+
+def shipped(kinds: Iterable[DrafterKind]) -> tuple[LoadedModel, History]:
+    """The pocket model, with its block drafter if that is asked for, for the engine and without a cache. Raises EngineFault
+    when a folder is not whole."""
+    folder = POCKET / "block"
+    if "block" not in kinds:
+        return pocket(), History(POCKET)
+    loaded = replace(pocket(), drafter=load_block(folder, pocket().model))
+    return loaded, History(POCKET, folder)
+
+
+def arms(kinds: Iterable[DrafterKind], model: LoadedModel) -> dict[str, Drafting]:
+    """Plain decode, and every width of the drafters asked for. Raises EngineFault when the model lacks one."""
+    made = {PLAIN: Drafting(k=0)}
+    for kind in kinds:
+        match kind:
+            case "mtp":
+                made |= {f"mtp K={k}": Drafting(k=k) for k in DEPTHS}
+            case "block":
+                if model.drafter is None:
+                    raise EngineFault("there is no block drafter beside the model")
+                made[BLOCK] = Drafting(k=model.drafter.dims.drafts, kind="block")
+            case _:
+                made[f"n-gram K={REPEATED}"] = Drafting(k=REPEATED, kind="ngram")
+    return made
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Told:
+    """What one stream said, its stop id among it, and what it took."""
+
+    tokens: tuple[int, ...]
+    counts: Counts
+
+
+class Streams:
+    """One engine that answers prompts alone, with whatever drafter, without any gate."""
+
+    def __init__(self, model: LoadedModel, budget: int) -> None:
+        self._model, self._budget = model, budget
+        config = EngineConfig(
+            num_blocks=3 * CONTEXT // BLOCK_ROWS,
+            num_slots=1,
+            num_snapshots=8,
+            max_batch=1,
+            max_context=CONTEXT,
+            max_verify=COLUMNS,
+        )
+        self._engine = WatchedEngine(config, model, limits=POLICIES["always draft"].limits(BURST_ROUNDS))
+        self._engine.watching = False
+        self._driver = Driver(self._engine)
+
+    def pace(self) -> Pace:
+        """Launches of one stream, timed while nobody else has the slots."""
+        engine, block = self._engine, self._engine.runner.block
+
+        def reset(slot: int) -> None:
+            engine.states.reset(slot)
+            if block is not None:
+                block.reset(slot)
+
+        (pace,) = measured(engine.runner, batches=[1], columns=COLUMNS, reset=reset, clock=SYSTEM)
+        return pace
+
+    def tell(self, prompt: Prompt, name: str, drafting: Drafting) -> Told:
+        """Answer a prompt. Its cached part is there from the second answer on. Raises EngineFault when it failed."""
+        request = self._request(prompt, name, drafting)
+        self._driver.submit(request)
+        tokens, spent = 0, 0.0
+        while self._engine.has_work():
+            stats, began = self._engine.stats(), cpu_seconds()
+            bursts = [event for event in self._driver.step() if isinstance(event, Burst)]
+            if not stats.waiting and not stats.priming:
+                spent += cpu_seconds() - began
+                tokens += sum(len(burst.tokens) for burst in bursts)
+        record = self._driver.records.pop(request.key)
+        end = record.end
+        if end.reason not in WHOLE:
+            raise EngineFault(f"{name} ended with {end.reason}: {end.error_code}")
+        stop = [end.stop_id] if end.reason is FinishReason.STOP and end.stop_id is not None else []
+        return Told(
+            tokens=(*record.tokens, *stop),
+            counts=Counts(
+                streams=1,
+                rounds=end.telemetry.rounds,
+                tokens=end.completion_tokens - 1,
+                drafted_at=end.telemetry.drafted_at,
+                accepted_at=end.telemetry.accepted_at,
+                timed_tokens=tokens,
+                seconds=spent,
+            ),
+        )
+
+    def forget(self) -> None:
+        """Evict what was cached. Raises EngineFault when memory was not given back (C6)."""
+        self._driver.clear()
+
+    def _request(self, prompt: Prompt, name: str, drafting: Drafting) -> GenerateRequest:
+        root = hashlib.sha256(repr(prompt.tokens).encode()).digest()
+        return GenerateRequest(
+            request_id=name,
+            root=root,
+            tokens=prompt.tokens,
+            chain=chain(root, prompt.tokens),
+            sampling=SamplingParams(seed=0, temperature=0.0),
+            max_tokens=self._budget,
+            stop_ids=self._model.eos_ids,
+            **drafting.fields(),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """One prompt: what every drafter told, and the counts without a cache (empty where that was not asked)."""
+
+    prompt: Prompt
+    told: Mapping[str, Told]
+    reference: Mapping[str, Counts]
+
+
+def run_drafters(
+    model: LoadedModel,
+    prompts: Sequence[Prompt],
+    history: History,
+    *,
+    kinds: Sequence[DrafterKind] = KINDS,
+    referenced: int = REFERENCED,
+    budget: int = MAX_TOKENS,
+    report: Callable[[str], None] = lambda _: None,
+) -> tuple[Results, dict[str, float]]:
+    """Figures by drafter and group, and the seconds of the timed launches. `referenced` = prompts of a kind that are drafted
+    again without a cache. Raises StreamsDiffer and EngineFault."""
+    drafters, streams = arms(kinds, model), Streams(model, budget)
+    pace = streams.pace()
+    answers: list[Answer] = []
+    for number, prompt in enumerate(prompts):
+        order = list(drafters)[:: -1 if number % 2 else 1]
+        told = {name: streams.tell(prompt, name, drafters[name]) for name in order}
+        streams.forget()
+        _same(told)
+        of_kind = sum(answer.prompt.kind == prompt.kind for answer in answers)
+        reference = {}
+        if of_kind < referenced:
+            reference = reference_counts(history, drafters, prompt.tokens, told[PLAIN].tokens, budget=budget)
+        answers.append(Answer(prompt=prompt, told=told, reference=reference))
+        report(f"{prompt.kind}, prompt {of_kind + 1}: {number + 1} of {len(prompts)}")
+    results = {name: _by_group(name, drafters[name].kind, answers, pace) for name in drafters}
+    return results, {"plain": pace.plain, "verify_of_8": pace.full, "mtp": pace.draft, "block": pace.block}
+
+
+def bars(results: Results) -> list[Bar]:
+    """Issue 6's: what the trained drafters bring on text that they never saw, and that caching loses nothing."""
+    found = [
+        Bar.at_least(f"tokens a verify, {MTP}, {group}", figures["tokens_per_verify"], MTP_TOKENS, "tokens")
+        for group, figures in results.get(MTP, {}).items()
+        if group in (TEMPLATES, FREE)
+    ]
+    if STRUCTURED in results.get(BLOCK, {}):
+        ours = results[BLOCK][STRUCTURED]["tokens_per_verify"]
+        found.append(Bar.at_least(f"tokens a verify, {BLOCK}, {STRUCTURED}", ours, BLOCK_TOKENS, "tokens"))
+        heads = [
+            of[STRUCTURED]["tokens_per_verify"] for name, of in results.items() if name.startswith("mtp")
+        ]
+        if heads:
+            found.append(
+                Bar.at_least(f"{BLOCK} over the best MTP width, {STRUCTURED}", ours / max(heads), 1.0, "x")
+            )
+    lost = {
+        f"{name}, {group}": figures["reference"]["lost"]
+        for name, groups in results.items()
+        for group, figures in groups.items()
+        if "reference" in figures and group in (TEMPLATES, FREE)
+    }
+    return found + [
+        Bar.at_most(f"tokens a verify against no cache, apart by, {name}", abs(value), MOST_LOST, "share")
+        for name, value in lost.items()
+    ]
+
+
+def _same(told: Mapping[str, Told]) -> None:
+    for name, one in told.items():
+        if one.tokens != told[PLAIN].tokens:
+            raise StreamsDiffer(f"{name} gives other tokens than plain decode; see burstline prove")
+
+
+def _by_group(
+    name: str, kind: DrafterKind, answers: Sequence[Answer], pace: Pace
+) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {}
+    for group in GROUPS:
+        members = [one for one in answers if group in one.prompt.groups(one.told[PLAIN].tokens)]
+        if not members:
+            continue
+        counts, plain = (
+            _total(one.told[name].counts for one in members),
+            _total(one.told[PLAIN].counts for one in members),
+        )
+        found[group] = counts.figures() | {
+            "cpu_speed_up_over_plain": round(counts.cpu_rate / plain.cpu_rate, 3),
+            "expected_speed_up": round(
+                pace.gain(counts.drafts_per_verify, counts.tokens_per_verify, kind), 3
+            ),
+        }
+        slow = [one for one in members if name in one.reference]
+        if slow:
+            found[group]["reference"] = _against(
+                _total(one.told[name].counts for one in slow), _total(one.reference[name] for one in slow)
+            )
+    return found
+
+
+def _against(ours: Counts, reference: Counts) -> dict[str, float]:
+    """The same streams, with a cache and without."""
+    return {
+        "streams": ours.streams,
+        "tokens_per_verify": round(reference.tokens_per_verify, 3),
+        "with_cache": round(ours.tokens_per_verify, 3),
+        "lost": round(1.0 - ours.tokens_per_verify / reference.tokens_per_verify, 4),
+    }
+
+
+def _total(counts: Iterable[Counts]) -> Counts:
+    return reduce(Counts.__add__, counts, Counts())
