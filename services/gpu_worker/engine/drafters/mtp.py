@@ -59,9 +59,8 @@ class MtpDrafter:
 
     def take(self, block_table: Sequence[int]) -> DraftRows:
         """The waiting rows, which then wait no longer."""
-        rows = DraftRows(
-            start=self._start, tokens=self._tokens, hiddens=torch.cat(self._hiddens), block_table=block_table
-        )
+        hiddens = torch.cat(self._hiddens) if len(self._hiddens) > 1 else self._hiddens[0]
+        rows = DraftRows(start=self._start, tokens=self._tokens, hiddens=hiddens, block_table=block_table)
         self._tokens, self._hiddens = [], []
         return rows
 

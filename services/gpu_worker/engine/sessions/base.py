@@ -257,7 +257,7 @@ class Session(PromptSide):
         accepted = len(picks) - 1
         self.sequence.commit([anchor, *picks[:-1]], draft_rows=self.writes_draft_rows)
         self.tainted = self.tainted or len(picks) > taken
-        self.last_hidden = hidden[accepted].clone()
+        self.last_hidden = hidden[accepted]
         self.counters.round(len(drafts), taken - 1)
         self.judge(len(drafts), taken - 1, replayed=replayed)
         self.pending_tok = picks[-1] if going else None
@@ -295,6 +295,7 @@ class Session(PromptSide):
         """Give everything back but the checkpoint, which the tree holds: the pending token is dropped, decode-made
         rows are freed (C1.3). Idempotent."""
         self.next_pred = self.pending_tok = None
+        self.last_hidden = self.last_hidden.clone()  # it was a row among those of a whole launch
         self._give_back()
 
     def rewind_to_checkpoint(self, prompt: Sequence[int], cache: CacheManager) -> Decline | None:
