@@ -183,7 +183,7 @@ class _Parts:
     def _turned_first(self, rows: Tensor) -> Tensor:
         """Of an index head, whose first elements RoPE turns."""
         rope = self._widths.rope_dim
-        return torch.cat([self._paired(rows[:rope]), rows[rope:]])
+        return torch.cat([self._paired(rows[:rope]), rows[rope:]]) if self._traits.index_interleaved else rows
 
     def _query_rows(self, rows: Tensor) -> Tensor:
         """The checkpoint has, a head at a time, its plain and its turned part; here all turned parts come first."""

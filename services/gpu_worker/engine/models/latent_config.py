@@ -1,6 +1,6 @@
 """What the `config.json` of a latent-attention decoder says: glm_moe_dsa, glm4_moe_lite and deepseek_v3.
 
-GLM's attention is sparse: a row sees the `index_topk` keys that a small indexer scores highest, or all when there are no
+Attention of glm_moe_dsa and deepseek_v32 is sparse: a row sees the `index_topk` keys that a small indexer scores highest, or all when there are no
 more. On a card the indexer is not computed, so that contexts end there (`ModelDims.unindexed`).
 """
 
@@ -17,8 +17,11 @@ from shared.errors import EngineFault
 GLM_DSA: Final = "glm_moe_dsa"
 GLM_LITE: Final = "glm4_moe_lite"
 DEEPSEEK_V3: Final = "deepseek_v3"
+DEEPSEEK_V32: Final = "deepseek_v32"
 
-_DENSE_FIRST: Final[Mapping[str, int]] = {GLM_DSA: 3, GLM_LITE: 1, DEEPSEEK_V3: 3}
+_INDEXED: Final = (GLM_DSA, DEEPSEEK_V32)
+
+_DENSE_FIRST: Final[Mapping[str, int]] = {GLM_DSA: 3, GLM_LITE: 1, DEEPSEEK_V3: 3, DEEPSEEK_V32: 3}
 """Plain layers at the bottom where the config does not say how many."""
 
 
@@ -29,6 +32,8 @@ class LatentTraits:
     model_type: str
     interleaved: bool
     """RoPE turns neighbours, (x0, x1), (x2, x3), .., instead of halves."""
+    index_interleaved: bool
+    """The same in the index of sparse attention."""
     scaling: RopeScaling
     softmax_scale: float
     groups: int
@@ -42,7 +47,7 @@ def read_latent(config: Mapping[str, Any], *, has_mtp: bool) -> tuple[ModelDims,
     """Parse a `config.json`. Raises `EngineFault` naming the field that is missing or outside what is computed."""
     kind = str(config.get("model_type"))
     layers, width = _need(config, "num_hidden_layers"), _need(config, "moe_intermediate_size")
-    widths = _widths(config, layers, indexed=kind == GLM_DSA)
+    widths = _widths(config, layers, indexed=kind in _INDEXED)
     rope = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
     experts = _optional(config, "n_routed_experts") or _need(config, "num_experts")
     groups = _optional(config, "n_group") or 1
@@ -58,7 +63,7 @@ def read_latent(config: Mapping[str, Any], *, has_mtp: bool) -> tuple[ModelDims,
         head_dim=widths.row,
         rotary_dim=widths.rope_dim,
         rope_theta=float(rope.get("rope_theta", config.get("rope_theta", 10_000.0))),
-        eps=float(config.get("rms_norm_eps", 1e-6 if kind == DEEPSEEK_V3 else 1e-5)),
+        eps=float(config.get("rms_norm_eps", 1e-6 if kind in (DEEPSEEK_V3, DEEPSEEK_V32) else 1e-5)),
         tie_embeddings=bool(config.get("tie_word_embeddings", False)),
         max_positions=_need(config, "max_position_embeddings"),
         has_mtp=has_mtp,
@@ -73,6 +78,7 @@ def read_latent(config: Mapping[str, Any], *, has_mtp: bool) -> tuple[ModelDims,
     return dims, LatentTraits(
         model_type=kind,
         interleaved=bool(config.get("rope_interleave", True)),
+        index_interleaved=kind == GLM_DSA,
         scaling=(scaling := RopeScaling.from_hf(rope)),
         softmax_scale=_softmax_scale(widths, scaling, rope),
         groups=groups,

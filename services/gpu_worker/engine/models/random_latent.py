@@ -9,7 +9,13 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from services.gpu_worker.engine.models.latent_config import DEEPSEEK_V3, GLM_DSA, GLM_LITE, read_latent
+from services.gpu_worker.engine.models.latent_config import (
+    DEEPSEEK_V3,
+    DEEPSEEK_V32,
+    GLM_DSA,
+    GLM_LITE,
+    read_latent,
+)
 from services.gpu_worker.engine.models.latent_tensors import latent_shapes
 from services.gpu_worker.engine.models.random import write_folder
 
@@ -48,6 +54,15 @@ _FAMILIES: Final[Mapping[str, Mapping[str, Any]]] = {
     DEEPSEEK_V3: {
         "architectures": ["DeepseekV3ForCausalLM"],
         "first_k_dense_replace": 1,
+        "n_group": 4,
+        "topk_group": 2,
+    },
+    DEEPSEEK_V32: {
+        "architectures": ["DeepseekV32ForCausalLM"],
+        "first_k_dense_replace": 1,
+        "index_head_dim": 16,
+        "index_n_heads": 16,
+        "index_topk": 96,
         "n_group": 4,
         "topk_group": 2,
     },

@@ -23,7 +23,13 @@ from services.gpu_worker.engine.models.expert_tensors import StackedExperts, one
 from services.gpu_worker.engine.models.family import Model
 from services.gpu_worker.engine.models.hybrid import HybridModel, matmul_shapes
 from services.gpu_worker.engine.models.latent import LatentModel, latent_products
-from services.gpu_worker.engine.models.latent_config import DEEPSEEK_V3, GLM_DSA, GLM_LITE, read_latent
+from services.gpu_worker.engine.models.latent_config import (
+    DEEPSEEK_V3,
+    DEEPSEEK_V32,
+    GLM_DSA,
+    GLM_LITE,
+    read_latent,
+)
 from services.gpu_worker.engine.models.latent_tensors import head_copies, latent_shapes
 from services.gpu_worker.engine.models.qwen3_next import NextWeights, next_shapes, read_next
 from services.gpu_worker.engine.models.tensors import Shapes, checkpoint_shapes
@@ -123,6 +129,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "gemma3": _dense,
     "gemma3_text": _dense,
     DEEPSEEK_V3: _latent,
+    DEEPSEEK_V32: _latent,
     GLM_DSA: _latent,
     GLM_LITE: _latent,
     "llama": _dense,

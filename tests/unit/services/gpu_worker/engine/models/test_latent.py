@@ -10,7 +10,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from services.gpu_worker.engine.models.latent_config import DEEPSEEK_V3, GLM_DSA, GLM_LITE, read_latent
+from services.gpu_worker.engine.models.latent_config import (
+    DEEPSEEK_V3,
+    DEEPSEEK_V32,
+    GLM_DSA,
+    GLM_LITE,
+    read_latent,
+)
 from services.gpu_worker.engine.models.loader import load_model
 from services.gpu_worker.engine.models.random_latent import latent_hf_config, write_random_latent
 from shared.errors import EngineFault
@@ -28,6 +34,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "glm-lite-halves-tied-no-query-latent": latent_hf_config(
         GLM_LITE, rope_interleave=False, tie_word_embeddings=True, q_lora_rank=None, norm_topk_prob=False
     ),
+    "deepseek-sparse": latent_hf_config(DEEPSEEK_V32),
     "deepseek-groups": latent_hf_config(DEEPSEEK_V3),
     "deepseek-yarn": latent_hf_config(
         DEEPSEEK_V3,

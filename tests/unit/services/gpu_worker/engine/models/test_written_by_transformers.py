@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from services.gpu_worker.engine.models.latent_config import DEEPSEEK_V3, GLM_DSA, GLM_LITE
+from services.gpu_worker.engine.models.latent_config import DEEPSEEK_V3, DEEPSEEK_V32, GLM_DSA, GLM_LITE
 from services.gpu_worker.engine.models.loader import load_model
 from services.gpu_worker.engine.models.random import TINY, hf_config
 from services.gpu_worker.engine.models.random_dense import dense_hf_config
@@ -32,6 +32,7 @@ CONFIGS: dict[str, Mapping[str, Any]] = {
     "llama": dense_hf_config("llama"),
     "glm_moe_dsa": latent_hf_config(GLM_DSA),
     "glm4_moe_lite": latent_hf_config(GLM_LITE),
+    "deepseek_v32": latent_hf_config(DEEPSEEK_V32),
     "deepseek_v3": latent_hf_config(DEEPSEEK_V3),
 }
 
