@@ -68,6 +68,7 @@ def decode(
         told = card_decode.bars(results["steps"])
         card_peers.release()
         results["engine"] = card_engine.run_card_engine(loaded, batches, report=_progress)
+        told += card_engine.bars(results["engine"], results["steps"])
         if spec:
             card_peers.release()
             results["draft_vocab"] = draft_vocab

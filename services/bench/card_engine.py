@@ -17,11 +17,13 @@ from services.gpu_worker.engine.limits import EngineLimits
 from services.gpu_worker.engine.models.loader import LoadedModel
 from services.gpu_worker.engine.requests import GenerateRequest, SamplingParams
 from shared.clock import SYSTEM
+from shared.evidence import Bar
 from shared.protocol.chain import chain
 
 ROOT: Final = bytes(32)
 PROMPT: Final = 512
 TOKENS: Final = 65
+ADDED_LIMIT_MS: Final = 0.3
 
 
 def run_card_engine(
@@ -117,3 +119,11 @@ def _request(number: int, vocab: int) -> GenerateRequest:
         max_tokens=TOKENS,
         use_cache=False,
     )
+
+
+def bars(engine: dict[str, Any], steps: dict[str, Any]) -> list[Bar]:
+    """What of the host's work the card waits for: a round of the whole engine against its graph alone."""
+    if "batch 1" not in engine or "1 x 1" not in steps:
+        return []
+    added = engine["batch 1"]["round_ms"] - steps["1 x 1"]["graph_ms"]
+    return [Bar.at_most("what the engine adds to a step, batch 1", round(added, 3), ADDED_LIMIT_MS, "ms")]
