@@ -18,7 +18,7 @@ from kernels.launch import PDL
 from kernels.matmul.dense import dense_kernel
 from kernels.matmul.packed import Packed, Recipe
 from kernels.matmul.stream import stream_kernel
-from kernels.matmul.tiles import Cut, RowTile, cut, row_tile
+from kernels.matmul.tiles import Cut, RowTile, cut, programs_of, row_tile
 from kernels.tiles import RUNS, UNIT_COLUMNS, UNIT_ROWS
 
 MOST_ROWS: Final = 256
@@ -30,6 +30,7 @@ PREFILL_ROWS: Final = 128
 _PADDED_ROWS: Final = 64
 _FLOAT8: Final = torch.float8_e4m3fn
 _MOST_ARRIVALS: Final = 65_536
+_MOST_RUNS: Final = 3 * RUNS
 
 
 def pack(weight: Tensor, recipe: Recipe, *, pairs: bool = False) -> Packed:
@@ -97,25 +98,22 @@ def _product(x: Tensor, packed: Packed, prefill: bool, out_dtype: torch.dtype) -
     if prefill:
         _dense(x, packed, out)
     else:
-        at = cut(packed.out_features, packed.in_features)
+        n, k = packed.out_features, packed.in_features
+        programs = programs_of(n, k, float8=packed.scale is not None)
+        at = cut(n, k, programs=programs)
         for first in range(0, x.shape[0], MOST_ROWS):
             some = x[first : first + MOST_ROWS]
-            stream_product(
-                some,
-                packed,
-                out[first : first + MOST_ROWS],
-                row_tile(some.shape[0], float8=packed.scale is not None),
-                at,
-            )
+            tile = row_tile(some.shape[0], programs=programs)
+            stream_product(some, packed, out[first : first + MOST_ROWS], tile, at)
     return out
 
 
 def stream_product(x: Tensor, packed: Packed, out: Tensor, tile: RowTile, at: Cut) -> None:
     """The decode product of x [M, K] contiguous into out, through a row tile and the cut of the weight's shape."""
     blocks = -(-x.shape[0] // tile.rows)
-    if at.runs > RUNS or blocks * tile.rows > MOST_ROWS or blocks * at.tiles > _MOST_ARRIVALS:
+    if at.runs > _MOST_RUNS or blocks * tile.rows > MOST_ROWS or blocks * at.tiles > _MOST_ARRIVALS:
         raise ValueError(f"{blocks} row blocks of {at} are more than the workspace holds")
-    parts, arrivals = _workspace(x.device)
+    parts, arrivals = _workspace(x.device, -(-at.runs // RUNS))
     stream_kernel[(blocks, at.runs)](
         x,
         packed.weight,
@@ -172,12 +170,13 @@ def _dense(x: Tensor, packed: Packed, out: Tensor) -> None:
 
 
 @lru_cache(maxsize=16)
-def _workspace(device: torch.device) -> tuple[Tensor, Tensor]:
-    """Parts and arrival counters, one set a device: launches of one stream use it one after the other.
+def _workspace(device: torch.device, programs: int) -> tuple[Tensor, Tensor]:
+    """Parts and arrival counters for so many programs a multiprocessor: launches of one stream use it one by one.
 
     Allocated once and kept, so that a CUDA graph may hold its address; the first product must come before a capture.
     """
-    parts = torch.empty(2 * RUNS * MOST_ROWS * UNIT_ROWS, dtype=torch.float32, device=device)
+    room = 2 * RUNS * programs * MOST_ROWS * UNIT_ROWS
+    parts = torch.empty(room, dtype=torch.float32, device=device)
     return parts, torch.zeros(_MOST_ARRIVALS, dtype=torch.int32, device=device)
 
 

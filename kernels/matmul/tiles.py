@@ -25,21 +25,33 @@ class Cut:
     each: int
     """Units of a run where slices is 0, an even number."""
     runs: int
-    """Never more than `RUNS`: a second wave of programs costs what a run costs."""
+    """Never more than `RUNS` times the programs of a multiprocessor: a second wave costs what a run costs."""
 
 
-def cut(n: int, k: int) -> Cut:
-    """The cut of an [n, k] weight.
+def programs_of(n: int, k: int, *, float8: bool) -> int:
+    """Programs of a decode product that share a multiprocessor.
+
+    One reads bfloat16 as fast as memory goes. Widening float8 takes so long that others must read meanwhile: two of them,
+    or three where a weight is wide or long enough for it.
+    """
+    if not float8:
+        return 1
+    return 3 if n > RUNS * UNIT_ROWS or k >= UNIT_ROWS * UNIT_COLUMNS else 2
+
+
+def cut(n: int, k: int, *, programs: int = 1) -> Cut:
+    """The cut of an [n, k] weight for `programs` of a multiprocessor.
 
     A shared tile costs its parts' way through memory and a wait at the end, so runs end with column tiles where that
     leaves at most a fifth of the programs without work or a tenth of the work uneven.
     """
     tiles, steps = -(-n // UNIT_ROWS), -(-k // (2 * UNIT_COLUMNS)) * 2
     most = max(1, steps // LEAST_RUN)
-    slices = min(RUNS // tiles, most)
-    if slices and (5 * tiles * slices >= 4 * RUNS or slices == most):
+    runs = RUNS * programs
+    slices = min(runs // tiles, most)
+    if slices and (5 * tiles * slices >= 4 * runs or slices == most):
         return Cut(tiles, steps, slices, 0, tiles * slices)
-    each = max(LEAST_RUN, -(-tiles * steps // (2 * RUNS)) * 2)
+    each = max(LEAST_RUN, -(-tiles * steps // (2 * runs)) * 2)
     whole = -(-each // steps) * steps
     each = whole if 10 * whole <= 11 * each else each
     return Cut(tiles, steps, 0, each, -(-tiles * steps // each))
@@ -59,24 +71,31 @@ class RowTile:
     """The weight is the left operand: the instruction's 64 rows are the weight's, and x may have 16."""
 
 
-_TILES: Final = (
-    RowTile(16, 2, 4, 4, True),
-    RowTile(32, 2, 4, 4, True),
-    RowTile(64, 2, 4, 8, False),
-    RowTile(128, 1, 6, 8, False),
-)
+_TILES: Final = {
+    1: (
+        RowTile(16, 2, 4, 4, True),
+        RowTile(32, 2, 4, 4, True),
+        RowTile(64, 2, 4, 8, False),
+        RowTile(128, 1, 6, 8, False),
+    ),
+    2: (
+        RowTile(16, 2, 4, 4, True),
+        RowTile(32, 1, 4, 4, True),
+        RowTile(64, 1, 4, 4, True),
+        RowTile(128, 2, 3, 8, True),
+    ),
+    3: (
+        RowTile(16, 1, 5, 4, True),
+        RowTile(32, 1, 4, 4, True),
+        RowTile(64, 1, 4, 4, True),
+        RowTile(128, 2, 3, 8, True),
+    ),
+}
+"""By programs of a multiprocessor. More than one are float8's: always swapped, since the left operand may come from
+registers, where a float8 weight is widened."""
 
 
-_FLOAT8_TILES: Final = (
-    RowTile(16, 2, 8, 4, True),
-    RowTile(32, 2, 5, 4, True),
-    RowTile(64, 2, 4, 8, True),
-    RowTile(128, 2, 3, 8, True),
-)
-"""Always swapped: the left operand may come from registers, where a float8 weight is widened."""
-
-
-def row_tile(rows: int, *, float8: bool = False) -> RowTile:
+def row_tile(rows: int, *, programs: int = 1) -> RowTile:
     """The smallest tile that holds the rows, or the largest there is."""
-    tiles = _FLOAT8_TILES if float8 else _TILES
+    tiles = _TILES[programs]
     return next((tile for tile in tiles if rows <= tile.rows), tiles[-1])

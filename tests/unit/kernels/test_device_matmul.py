@@ -21,7 +21,7 @@ def _draw(rows: int, n: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _poisoned_parts() -> None:
-    parts, arrivals = device._workspace(torch.device("cpu"))
+    parts, arrivals = device._workspace(torch.device("cpu"), 1)
     parts.fill_(torch.nan)
     assert not arrivals.any()
 
@@ -39,7 +39,7 @@ def test_product_is_right(nan_filled_empty: None, n: int, k: int, prefill: bool)
 @pytest.mark.parametrize("prefill", [False, True], ids=["decode", "prefill"])
 def test_rows_keep_their_bits(prefill: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     # Here numpy multiplies, whose bits belong to a tile's shape; that the card's do not is the gate's to show.
-    monkeypatch.setattr(device, "row_tile", lambda rows, float8: tiles.RowTile(64, 1, 2, 4, True))
+    monkeypatch.setattr(device, "row_tile", lambda rows, programs: tiles.RowTile(64, 1, 2, 4, True))
     x, weight = _draw(130, 136, 600)
     packed = device.pack(weight, "card")
     whole = device.linear(x, packed, prefill=prefill)
@@ -96,6 +96,27 @@ def test_the_cut_is_a_function_of_the_shape(n: int, k: int, slices: int, each: i
     assert at.steps % 2 == at.each % 2 == 0
     if not slices:
         assert (at.runs - 1) * at.each < at.tiles * at.steps <= at.runs * at.each
+
+
+@pytest.mark.parametrize(
+    ("n", "k", "programs", "runs"),
+    [
+        (34816, 5120, 3, 389),
+        (5120, 17408, 3, 360),
+        (16480, 5120, 2, 258),
+        (5120, 6144, 2, 240),
+        (248320, 5120, 3, 388),
+        (8, 8, 2, 1),
+    ],
+)
+def test_float8_has_programs_enough_to_read_while_one_widens(
+    n: int, k: int, programs: int, runs: int
+) -> None:
+    assert tiles.programs_of(n, k, float8=False) == 1
+    assert tiles.programs_of(n, k, float8=True) == programs
+    at = tiles.cut(n, k, programs=programs)
+    assert at.runs == runs <= programs * tiles.RUNS
+    assert (at.tiles, at.steps) == (tiles.cut(n, k).tiles, tiles.cut(n, k).steps)
 
 
 @pytest.mark.parametrize("swap", [False, True])
