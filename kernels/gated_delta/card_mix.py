@@ -1,7 +1,8 @@
 """New rows of decode and verify on a card: one launch that convolves, gates and packs them into the ring.
 
 A packed row of the card's store holds q and k normalised already (q scaled too) and exp(g) for g, so that a row that is
-replayed several times is prepared once. All of it is float32.
+replayed several times is prepared once. All of it is float32. The plan, the weights and the inputs of earlier launches are
+read before the wait: nothing that these launches may overlap with writes them.
 """
 
 from __future__ import annotations
@@ -64,11 +65,9 @@ def _mix_kernel(
     """Program (some heads of q, k or v, or, the last one, all gates; row)."""
     if OVERLAP:
         gdc_launch_dependents()
-        gdc_wait()
     row = tl.program_id(1)
     sequence, t = row // columns, row % columns
-    if t >= tl.load(counts + sequence):
-        return
+    live = t < tl.load(counts + sequence)
     channels: tl.constexpr = 2 * KEY_HEADS * DK + VALUE_HEADS * DV
     packed: tl.constexpr = channels + 2 * VALUE_HEADS
     slot = tl.load(slots + sequence).to(tl.int64)
@@ -77,34 +76,42 @@ def _mix_kernel(
     source = y + row.to(tl.int64) * Y_ROW
     if tl.program_id(0) * HEADS >= 2 * KEY_HEADS + VALUE_HEADS:
         h = tl.arange(0, GATES)
-        inside = h < VALUE_HEADS
-        b = tl.load(source + channels + h, mask=inside, other=0.0).to(tl.float32)
-        a = tl.load(source + channels + VALUE_HEADS + h, mask=inside, other=0.0).to(tl.float32)
-        bias = tl.load(dt_bias + h, mask=inside, other=0.0)
-        g = -softplus(a + bias) * tl.load(rate + h, mask=inside, other=0.0)
-        tl.store(store + own * packed + channels + h, 1.0 / (1.0 + tl.exp(-b)), mask=inside)
-        tl.store(store + own * packed + channels + VALUE_HEADS + h, tl.exp(g), mask=inside)
-        return
-    block = (tl.program_id(0) * HEADS + tl.arange(0, HEADS))[:, None]
-    is_key = block < 2 * KEY_HEADS
-    start = tl.where(is_key, block * DK, 2 * KEY_HEADS * DK + (block - 2 * KEY_HEADS) * DV)
-    d = tl.arange(0, BLOCK)[None, :]
-    inside = (d < tl.where(is_key, DK, DV)) & (block < 2 * KEY_HEADS + VALUE_HEADS)
-    channel = start + d
-    total = tl.zeros([HEADS, BLOCK], tl.float32)
-    for j in tl.static_range(TAPS):
-        back = t + j - (TAPS - 1)
-        kept = slot * RING + (first + back + RING) % RING
-        old = tl.load(windows + kept * channels + channel, mask=inside & (back < 0), other=0.0)
-        new = tl.load(source + (back - t) * Y_ROW + channel, mask=inside & (back >= 0), other=0.0)
-        x = tl.where(back < 0, old, new)
-        total += x.to(tl.float32) * tl.load(conv + j * channels + channel, mask=inside, other=0.0)
-        if j == TAPS - 1:
-            tl.store(windows + own * channels + channel, x, mask=inside)
-    u = silu(total)
-    norm = tl.rsqrt(tl.sum(tl.where(inside, u * u, 0.0), axis=1) + EPS)[:, None]
-    factor = tl.where(is_key, norm * tl.where(block < KEY_HEADS, scale, 1.0), 1.0)
-    tl.store(store + own * packed + channel, u * factor, mask=inside)
+        gated = (h < VALUE_HEADS) & live
+        bias = tl.load(dt_bias + h, mask=gated, other=0.0)
+        fall = tl.load(rate + h, mask=gated, other=0.0)
+        if OVERLAP:
+            gdc_wait()
+        b = tl.load(source + channels + h, mask=gated, other=0.0).to(tl.float32)
+        a = tl.load(source + channels + VALUE_HEADS + h, mask=gated, other=0.0).to(tl.float32)
+        tl.store(store + own * packed + channels + h, 1.0 / (1.0 + tl.exp(-b)), mask=gated)
+        decay = tl.exp(-softplus(a + bias) * fall)
+        tl.store(store + own * packed + channels + VALUE_HEADS + h, decay, mask=gated)
+    else:
+        block = (tl.program_id(0) * HEADS + tl.arange(0, HEADS))[:, None]
+        is_key = block < 2 * KEY_HEADS
+        start = tl.where(is_key, block * DK, 2 * KEY_HEADS * DK + (block - 2 * KEY_HEADS) * DV)
+        d = tl.arange(0, BLOCK)[None, :]
+        inside = (d < tl.where(is_key, DK, DV)) & (block < 2 * KEY_HEADS + VALUE_HEADS) & live
+        channel = start + d
+        total = tl.zeros([HEADS, BLOCK], tl.float32)
+        # Inputs of earlier launches, which come first in the sum; then those of this one. What is not there adds zero.
+        for j in tl.static_range(TAPS - 1):
+            back = t + j - (TAPS - 1)
+            kept = slot * RING + (first + back + RING) % RING
+            old = tl.load(windows + kept * channels + channel, mask=inside & (back < 0), other=0.0)
+            total += old.to(tl.float32) * tl.load(conv + j * channels + channel, mask=inside, other=0.0)
+        if OVERLAP:
+            gdc_wait()
+        for j in tl.static_range(TAPS):
+            back = t + j - (TAPS - 1)
+            x = tl.load(source + (back - t) * Y_ROW + channel, mask=inside & (back >= 0), other=0.0)
+            total += x.to(tl.float32) * tl.load(conv + j * channels + channel, mask=inside, other=0.0)
+            if j == TAPS - 1:
+                tl.store(windows + own * channels + channel, x, mask=inside)
+        u = silu(total)
+        norm = tl.rsqrt(tl.sum(tl.where(inside, u * u, 0.0), axis=1) + EPS)[:, None]
+        factor = tl.where(is_key, norm * tl.where(block < KEY_HEADS, scale, 1.0), 1.0)
+        tl.store(store + own * packed + channel, u * factor, mask=inside)
 
 
 def mix(

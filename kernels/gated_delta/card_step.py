@@ -1,7 +1,11 @@
 """Pending and new rows over the states on a card: a program holds a part of a state in registers and reads it once.
 
-Its loop is the same for pending and for new rows, hence a row has the same bits as either, and a plain decode step is the
-verify of one column. Rows come from the ring as `card_mix` packed them, one ahead of the one that is run.
+A new row finds its correction d = beta (v - k S) and leaves it in the ring where v was. When the row is pending, the state
+takes the same two steps with the d that it has already, S <- decay S and S <- S + k d: the bits of the row's first run for
+half its work, and no sum over the key. A plain decode step is the verify of one column.
+
+States, pending rows and the plan are read before the wait: in the launches that may overlap nobody writes them. New rows
+are read past the L1, which may hold what lay there before.
 """
 
 from __future__ import annotations
@@ -14,6 +18,23 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from kernels.gated_delta.plan import CardReplay, DeltaShape
 from kernels.launch import PDL
 from kernels.tiles import STATE_COLUMNS
+
+
+@triton.jit
+def _pending_row(row, key_at, value_at, decay_at, in_k, in_v):
+    """(key, correction, decay) of a row that has run."""
+    key = tl.load(row + key_at, mask=in_k, other=0.0)
+    return key, tl.load(row + value_at, mask=in_v, other=0.0), tl.load(row + decay_at)
+
+
+@triton.jit
+def _new_row(row, query_at, key_at, value_at, beta_at, decay_at, in_k, in_v):
+    """(query, key, value, beta, decay) of a row that has not."""
+    query = tl.load(row + query_at, mask=in_k, other=0.0, cache_modifier=".cg")
+    key = tl.load(row + key_at, mask=in_k, other=0.0, cache_modifier=".cg")
+    value = tl.load(row + value_at, mask=in_v, other=0.0, cache_modifier=".cg")
+    beta = tl.load(row + beta_at, cache_modifier=".cg")
+    return query, key, value, beta, tl.load(row + decay_at, cache_modifier=".cg")
 
 
 @triton.jit(do_not_specialize=["columns"])
@@ -39,7 +60,6 @@ def _step_kernel(
     """Program (columns of the state, value head, sequence): S [dk, TILE] in registers, read once."""
     if OVERLAP:
         gdc_launch_dependents()
-        gdc_wait()
     tile, h, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     channels: tl.constexpr = 2 * KEY_HEADS * DK + VALUE_HEADS * DV
     packed: tl.constexpr = channels + 2 * VALUE_HEADS
@@ -52,36 +72,40 @@ def _step_kernel(
     v = tile * TILE + tl.arange(0, TILE)
     in_k, in_v = k < DK, v < DV
     query_at = h // (VALUE_HEADS // KEY_HEADS) * DK + k
+    key_at = KEY_HEADS * DK + query_at
     value_at = 2 * KEY_HEADS * DK + h * DV + v
+    beta_at, decay_at = channels + h, channels + VALUE_HEADS + h
     cells = state + (slot * VALUE_HEADS + h) * DK * DV + k[:, None] * DV + v[None, :]
     inside = in_k[:, None] & in_v[None, :]
     current = tl.load(cells, mask=inside, other=0.0)
-
-    row = store + (slot * RING + first % RING) * packed
-    query = tl.load(row + query_at, mask=in_k, other=0.0)
-    key = tl.load(row + KEY_HEADS * DK + query_at, mask=in_k, other=0.0)
-    value = tl.load(row + value_at, mask=in_v, other=0.0)
-    beta = tl.load(row + channels + h)
-    decay = tl.load(row + channels + VALUE_HEADS + h)
-    for i in range(folds + count):
-        row = store + (slot * RING + (first + i + 1) % RING) * packed
-        next_query = tl.load(row + query_at, mask=in_k, other=0.0)
-        next_key = tl.load(row + KEY_HEADS * DK + query_at, mask=in_k, other=0.0)
-        next_value = tl.load(row + value_at, mask=in_v, other=0.0)
-        next_beta = tl.load(row + channels + h)
-        next_decay = tl.load(row + channels + VALUE_HEADS + h)
-
-        current *= decay
-        delta = beta * (value - tl.sum(current * key[:, None], axis=0))
-        current += key[:, None] * delta[None, :]
-        if i >= folds:
-            o = tl.sum(current * query[:, None], axis=0)
-            at = (sequence.to(tl.int64) * columns + i - folds) * VALUE_HEADS + h
-            tl.store(out + at * DV + v, o, mask=in_v)
-        if (i + 1 == folds) & stores:
+    ring = store + slot * RING * packed
+    if folds > 0:
+        row = ring + first % RING * packed
+        key, delta, decay = _pending_row(row, key_at, value_at, decay_at, in_k, in_v)
+        for i in range(folds):
+            row = ring + (first + tl.minimum(i + 1, folds - 1)) % RING * packed
+            ahead = _pending_row(row, key_at, value_at, decay_at, in_k, in_v)
+            current = tl.fma(key[:, None], delta[None, :], current * decay)
+            key, delta, decay = ahead
+        if stores:
             tl.store(cells, current, mask=inside)
 
-        query, key, value, beta, decay = next_query, next_key, next_value, next_beta, next_decay
+    if OVERLAP:
+        gdc_wait()
+    first += folds
+    row = ring + first % RING * packed
+    query, key, value, beta, decay = _new_row(row, query_at, key_at, value_at, beta_at, decay_at, in_k, in_v)
+    for t in range(count):
+        here, row = row, ring + (first + t + 1) % RING * packed
+        ahead = _new_row(row, query_at, key_at, value_at, beta_at, decay_at, in_k, in_v)
+        current *= decay
+        delta = beta * (value - tl.sum(current * key[:, None], axis=0))
+        current = tl.fma(key[:, None], delta[None, :], current)
+        o = tl.sum(current * query[:, None], axis=0)
+        tl.store(here + value_at, delta, mask=in_v)
+        at = (sequence.to(tl.int64) * columns + t) * VALUE_HEADS + h
+        tl.store(out + at * DV + v, o, mask=in_v)
+        query, key, value, beta, decay = ahead
     for t in range(count, columns):
         at = (sequence.to(tl.int64) * columns + t) * VALUE_HEADS + h
         tl.store(out + at * DV + v, tl.zeros([TILE], tl.float32), mask=in_v)
