@@ -68,6 +68,7 @@ class Figure:
 def graph_microseconds(calls: Sequence[Callable[[], object]], repeats: int = 8) -> float:
     """Median time of one call over replays of a graph that holds them all."""
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())  # which may still be writing the inputs
     times = []
     with torch.cuda.stream(stream):
         for call in calls:
