@@ -53,7 +53,8 @@ class CardReplay:
     A slot's kept rows are a ring of `store.shape[1]` rows, in `store` [slots, ring, packed] and `windows`
     [slots, ring, channels] alike. Pending row i is ring row head + i, new row t is head + pending + t, and the conv's
     inputs before the pending rows are the K - 1 ring rows before head: all modulo the ring, which therefore has room for
-    K - 1 + pending + columns rows. A padded sequence has count 0, pending 0 and a slot that no one reads.
+    K - 1 + pending + columns rows. Where a row of `store` had v it has its correction once it has run: that is what pending
+    rows hold. A padded sequence has count 0, pending 0 and a slot that no one reads.
     """
 
     slots: Tensor
