@@ -3,6 +3,7 @@
     up.py          `burstline up`
     stack.py       what `burstline up`, `make demo` and the end-to-end tests start; commands.py says how each service starts
     children.py    a supervised service: start, readiness, bounded restarts (restarts.py), drain
+    mending.py     a queue whose disk was full is started again when there is room
     bootstrap.py   a first tenant and its key
     nats.py, postgres.py, cluster.py    one server each, on loopback, with its own password
     process.py, guard.py                spawning so that no process outlives its supervisor

@@ -24,9 +24,10 @@ from services.gateway.reader import TokenReader
 from services.gateway.routing import Route
 from services.gateway.workers import Fleet
 from shared.clock import Clock
-from shared.errors import BurstlineError, Unavailable
+from shared.errors import BurstlineError, Overloaded, Unavailable
 from shared.protocol import codec, subjects
 from shared.protocol.messages import CancelRequest, GenerateRequest
+from shared.storing import StoreHealth
 from shared.telemetry import Parent, Telemetry
 from shared.transport import bodies
 from shared.transport.base import Transport
@@ -45,11 +46,13 @@ class Dispatcher:
         clock: Clock,
         fleet: Fleet,
         queues: Queues,
+        storing: StoreHealth,
     ) -> None:
         self.settings: Final = settings
         self.clock: Final = clock
         self.fleet: Final = fleet
         self._queues: Final = queues
+        self._storing: Final = storing
         self._transport: Final = transport
         self._telemetry: Final = telemetry
         self._sending: Final[set[asyncio.Task[None]]] = set()
@@ -116,7 +119,17 @@ class Dispatcher:
             yield reader
 
     async def enqueue(self, request: GenerateRequest, subject: str, headers: dict[str, str]) -> None:
-        """Append a request, once: the server drops a repetition by its id."""
+        """Append a request, once: the server drops a repetition by its id. Raises what `open` does."""
+        try:
+            await self._append(request, subject, headers)
+        except (Unavailable, Overloaded) as error:
+            if await self._transport.ready():
+                self._storing.gave_up(error.code)
+            raise
+        self._storing.stored()
+        self._queues.added(subject)
+
+    async def _append(self, request: GenerateRequest, subject: str, headers: dict[str, str]) -> None:
         data = await bodies.pack(
             self._transport,
             request,
@@ -131,7 +144,6 @@ class Dispatcher:
             headers=headers,
             timeout=self.settings.broker_timeout_s,
         )
-        self._queues.added(subject)
 
     def orphan_watch(self, request: GenerateRequest) -> OrphanWatch:
         """Tells when nobody is left who could answer it: a worker of its fingerprint, or of its model, which takes over."""

@@ -29,8 +29,12 @@ from shared.health import Check
 from shared.lifecycle import Supervisor
 from shared.protocol.messages import Authenticate, Identity
 from shared.protocol.subjects import BODIES, CANCELS, JOURNAL, REQUESTS
+from shared.storing import StoreHealth
 from shared.telemetry import Telemetry
 from shared.transport.base import Transport
+
+_STORE_FAULT_S: Final = 5.0
+"""How long a request that could not be enqueued keeps this gateway unready."""
 
 
 def load_models(settings: GatewaySettings) -> dict[str, ServedModel]:
@@ -69,7 +73,10 @@ class Gateway:
             per_tenant=settings.max_queued_per_tenant,
             look_s=settings.queue_look_s,
         )
-        self.dispatcher: Final = Dispatcher(transport, telemetry, settings, clock, self.fleet, self.queues)
+        self.storing: Final = StoreHealth(clock, "the queue", hold_s=_STORE_FAULT_S)
+        self.dispatcher: Final = Dispatcher(
+            transport, telemetry, settings, clock, self.fleet, self.queues, self.storing
+        )
         self.keys: Final = Keys(self.broker, timeout_s=settings.broker_timeout_s)
         self.slots: Final = Slots(settings.max_in_flight, per_tenant=settings.max_in_flight_per_tenant)
         self.attached: Final = Slots(settings.max_in_flight)
@@ -133,13 +140,22 @@ class Gateway:
 
     def checks(self) -> dict[str, Check]:
         """What readiness asks."""
-        return {"drain": self._drain, "nats": self._nats, "broker": self._broker, "workers": self._workers}
+        return {
+            "drain": self._drain,
+            "nats": self._nats,
+            "queue": self._queue,
+            "broker": self._broker,
+            "workers": self._workers,
+        }
 
     async def _drain(self) -> str | None:
         return "draining" if self.draining else None
 
     async def _nats(self) -> str | None:
         return None if await self.transport.ready() else "no round trip to the server"
+
+    async def _queue(self) -> str | None:
+        return self.storing.fault
 
     async def _broker(self) -> str | None:
         """An unknown key is refused by a broker that lives and reaches its database."""

@@ -1,10 +1,10 @@
 """The worker: pulls requests from the queue and runs them on the engine. Tokens in, tokens out.
 
 queue    pull, turns           work as there is room         depth     how much is there
-         neighbours            whose workers are gone
+         posts                 long polls that stand         neighbours   whose workers are gone
+         reception             deliveries become attempts    room      places, and seats for newcomers
          item                  one request's deliveries      claim     pure: what to do with a delivery
 request  attempt, ways_out     one attempt, start to end     journal   what is stored of it, and the fenced writer
-         storing               whether the journal takes it
          submit, relay         into the engine, and out      intake    what the engine tells of it
          frames, outcome       tokens to frames, the end     convert   our messages and the engine's requests
 cache    publish               captures to entries           evict     entries given back

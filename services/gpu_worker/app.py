@@ -19,13 +19,13 @@ from services.gpu_worker.config import WorkerSettings
 from services.gpu_worker.core import Core, Identity, new_epoch
 from services.gpu_worker.host import EngineHost
 from services.gpu_worker.metrics import EngineCollector, WorkerMetrics
-from services.gpu_worker.storing import JournalHealth
 from services.gpu_worker.worker import Worker
 from shared.clock import SYSTEM
 from shared.config import CommonSettings
 from shared.health import Check, serve_health
 from shared.lifecycle import Drain, Shutdown, drain_on_signals
 from shared.protocol import subjects
+from shared.storing import StoreHealth
 from shared.telemetry import Telemetry, setup
 from shared.transport.access import Access
 from shared.transport.base import Transport
@@ -164,7 +164,7 @@ async def _work(
         host=host,
         broker=BrokerClient(transport, telemetry, timeout_s=settings.broker_timeout_s),
         metrics=WorkerMetrics(telemetry.registry),
-        storing=JournalHealth(SYSTEM, hold_s=settings.journal_patience_s),
+        storing=StoreHealth(SYSTEM, "the journal", hold_s=settings.journal_patience_s),
         clock=SYSTEM,
         max_drafts=settings.max_drafts,
     )

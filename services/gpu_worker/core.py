@@ -9,8 +9,8 @@ from services.gpu_worker.broker import BrokerClient
 from services.gpu_worker.config import WorkerSettings
 from services.gpu_worker.host import EngineHost
 from services.gpu_worker.metrics import WorkerMetrics
-from services.gpu_worker.storing import JournalHealth
 from shared.clock import Clock
+from shared.storing import StoreHealth
 from shared.telemetry import Telemetry
 from shared.transport.base import Transport
 
@@ -45,7 +45,7 @@ class Core:
     host: EngineHost
     broker: BrokerClient
     metrics: WorkerMetrics
-    storing: JournalHealth
+    storing: StoreHealth
     clock: Clock
     max_drafts: int
     """Most drafts a round here, 0 = none at all. Changes the speed and never the tokens (C1)."""

@@ -8,6 +8,7 @@ who      line, waiting          who waits, who goes in, who comes back    openin
          scheduler              pure: admissions, shares, spec gate       gain, choice   what drafters are seen to bring
          streams                one running request                       executor   carries a plan out
          preemption, aside      who gives way, and how                    wants      what should be free
+         seats                  whose turn it is among several parties
          headroom               how many one launch may hold              accounts   totals, a picture
 kept     affinity               finished sessions that wait for a turn    keeper     what decoding made
          sequence               rows, blocks and slot of one sequence

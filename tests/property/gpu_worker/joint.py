@@ -39,12 +39,12 @@ from services.gpu_worker.evict import Evictor
 from services.gpu_worker.host import EngineHost
 from services.gpu_worker.metrics import WorkerMetrics
 from services.gpu_worker.publish import Owner, Publisher
-from services.gpu_worker.storing import JournalHealth
 from shared import telemetry
 from shared.clock import ManualClock
 from shared.errors import Unavailable
 from shared.protocol import chain
 from shared.protocol.messages import BrokerCall, Commit, HeldEntry, Reserve
+from shared.storing import StoreHealth
 from tests.engine_kit import request
 from tests.integration.cache_broker.bench import FINGERPRINT, Bench, namespace
 
@@ -164,7 +164,7 @@ class Joint:
             host=cast("EngineHost", self.calls),
             broker=cast("BrokerClient", self.calls),
             metrics=self.metrics,
-            storing=JournalHealth(bench.clock, hold_s=30),
+            storing=StoreHealth(bench.clock, "the journal", hold_s=30),
             clock=bench.clock,
             max_drafts=0,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 from opentelemetry.trace import format_span_id, format_trace_id
 
@@ -43,6 +44,20 @@ async def test_fr_123_readiness_says_why_not(line: Line) -> None:
     line.server.online = False
     assert "nats" in (await line.client.get("/readyz")).json()["reasons"]
     assert (await line.client.get("/healthz")).status_code == 200
+
+
+async def test_fr_101_a_queue_that_takes_nothing_refuses_typed_is_unready_and_heals(line: Line) -> None:
+    stored = line.server.streams[subjects.REQUESTS.name]
+    size = stored.spec.max_bytes
+    stored.update(replace(stored.spec, max_bytes=1))
+    refused = await line.chat()
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "overloaded")
+    assert int(refused.headers["retry-after"]) > 0
+    unready = await line.client.get("/readyz")
+    assert unready.json()["reasons"] == {"queue": "the queue takes nothing (overloaded)"}
+    stored.update(replace(stored.spec, max_bytes=size))
+    assert (await line.chat()).status_code == 200
+    assert (await line.client.get("/readyz")).status_code == 200
 
 
 async def test_workers_with_another_vocabulary_are_not_used(line: Line) -> None:

@@ -18,7 +18,6 @@ from services.gpu_worker.config import WorkerSettings
 from services.gpu_worker.core import Core, Identity
 from services.gpu_worker.host import EngineHost
 from services.gpu_worker.metrics import WorkerMetrics
-from services.gpu_worker.storing import JournalHealth
 from services.gpu_worker.worker import Worker
 from shared import telemetry
 from shared.clock import ManualClock
@@ -37,6 +36,7 @@ from shared.protocol.messages import (
     Terminal,
     pack_tokens,
 )
+from shared.storing import StoreHealth
 from shared.transport.memory import MemoryServer, MemoryTransport
 from tests.unit.services.gpu_worker.scripted import FINGERPRINT, ScriptedBroker, ScriptedEngine
 from tests.waiting import until
@@ -150,7 +150,7 @@ class World:
             host=host,
             broker=BrokerClient(transport, self.telemetry, timeout_s=config.broker_timeout_s),
             metrics=WorkerMetrics(tele.registry),
-            storing=JournalHealth(self.clock, hold_s=config.journal_patience_s),
+            storing=StoreHealth(self.clock, "the journal", hold_s=config.journal_patience_s),
             clock=self.clock,
             max_drafts=7,
         )

@@ -8,13 +8,13 @@ import pytest
 
 from services.gpu_worker import journal
 from services.gpu_worker.app import Readiness
-from services.gpu_worker.storing import JournalHealth
 from services.gpu_worker.ways_out import retry_delay_s
 from shared.clock import ManualClock
 from shared.health import faults
 from shared.lifecycle import TaskDied
 from shared.protocol import codec, subjects
 from shared.protocol.messages import Frame, Terminal
+from shared.storing import StoreHealth
 from tests.unit.services.gpu_worker.rig import PROMPT, SEED, make_request, until, world
 from tests.unit.services.gpu_worker.scripted import FINGERPRINT, stream
 
@@ -213,7 +213,7 @@ async def test_a_full_journal_ends_the_computing_and_is_told_as_unready_until_th
 def test_the_fault_of_a_journal_is_believed_for_a_while() -> None:
     """An unready worker is sent nothing: only a new try tells whether there is room."""
     clock = ManualClock()
-    health = JournalHealth(clock, hold_s=30)
+    health = StoreHealth(clock, "the journal", hold_s=30)
     assert health.fault is None
     health.gave_up("overloaded")
     clock.advance(29)

@@ -1,4 +1,4 @@
-"""Whether the journal takes what this worker writes. A full disk is told as unready, so that work goes elsewhere."""
+"""Whether a stream takes what this process writes. A full stream, or a full disk, is told as unready, so that work goes elsewhere."""
 
 from __future__ import annotations
 
@@ -7,21 +7,23 @@ from typing import Final
 from shared.clock import Clock
 
 
-class JournalHealth:
-    """Belongs to the event loop; attempts tell it of their appends.
+class StoreHealth:
+    """Belongs to the event loop; those who append tell it how that went.
 
-    The fault is believed for `hold_s` after the last try that gave up. Then the worker is ready once more: an unready one
+    The fault is believed for `hold_s` after the last try that gave up. Then the process is ready once more: an unready one
     is sent nothing, and would never learn that there is room again.
     """
 
-    def __init__(self, clock: Clock, *, hold_s: float) -> None:
+    def __init__(self, clock: Clock, what: str, *, hold_s: float) -> None:
+        """`what` takes nothing, in the words of the fault."""
         self._clock: Final = clock
+        self._what: Final = what
         self._hold_ns: Final = int(hold_s * 1e9)
         self._fault: str | None = None
         self._until_ns = 0
 
     def gave_up(self, code: str) -> None:
-        """An append was tried in vain for the whole patience, at a server that answers."""
+        """An append was given up, at a server that answers."""
         self._fault = code
         self._until_ns = self._clock.monotonic_ns() + self._hold_ns
 
@@ -31,7 +33,7 @@ class JournalHealth:
 
     @property
     def fault(self) -> str | None:
-        """Why nothing can be answered at present, or None."""
+        """Why nothing can be stored at present, or None."""
         if self._fault is None or self._clock.monotonic_ns() >= self._until_ns:
             return None
-        return f"the journal takes nothing ({self._fault})"
+        return f"{self._what} takes nothing ({self._fault})"
