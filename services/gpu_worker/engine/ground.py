@@ -48,7 +48,8 @@ def lay_out(source: Path | LoadedModel, config: EngineConfig, limits: EngineLimi
     model, placement = loaded.model, loaded.model.placement
     dims = loaded.dims.within(config.max_context)
     fingerprint = numerics_fingerprint(loaded, config)
-    config, memory = fitted(config, dims, placement)
+    drafter = loaded.drafter.dims if loaded.drafter is not None else None
+    config, memory = fitted(config, dims, placement, drafter)
     kv = KVPool(dims, config.num_blocks, placement)
     states = StatePool(dims, config.num_slots, config.num_snapshots, config.max_verify, placement)
     ring = RingPool(

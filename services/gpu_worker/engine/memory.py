@@ -16,6 +16,8 @@ import torch
 from services.gpu_worker.engine.cache.ring_pool import ring_rows
 from services.gpu_worker.engine.cache.state_pool import delta_shape
 from services.gpu_worker.engine.config import BLOCK_ROWS, EngineConfig, ModelDims
+from services.gpu_worker.engine.models.block_config import BlockDims
+from services.gpu_worker.engine.models.block_ring import draft_elements
 from services.gpu_worker.engine.placement import Placement
 from shared.errors import EngineFault
 
@@ -48,16 +50,24 @@ class MemoryPlan:
 
 
 def plan(
-    dims: ModelDims, placement: Placement, config: EngineConfig, *, free: int, total: int, weights: int
+    dims: ModelDims,
+    placement: Placement,
+    config: EngineConfig,
+    *,
+    free: int,
+    total: int,
+    weights: int,
+    drafter: BlockDims | None = None,
 ) -> MemoryPlan:
-    """Divide `free` bytes of a card of `total`. Raises `EngineFault` when not even one sequence would fit."""
+    """Divide `free` bytes of a card of `total`; `drafter` = a block drafter's dimensions, whose weights are there. Raises
+    `EngineFault` when not even one sequence would fit."""
     item = placement.dtype.itemsize
     block = dims.planes * dims.row_size * BLOCK_ROWS * item
     parts = {
         "weights": weights,
         "launches": GRAPH_BYTES + _launch_bytes(dims, config, item),
         "states": _state_bytes(dims, placement, config),
-        "rings": _ring_bytes(dims, config, item),
+        "rings": _ring_bytes(dims, config, item) + _draft_bytes(drafter, config, item),
         "spare": int(total * SPARE_SHARE),
     }
     left = free - sum(size for name, size in parts.items() if name != "weights")
@@ -73,7 +83,7 @@ def plan(
 
 
 def fitted(
-    config: EngineConfig, dims: ModelDims, placement: Placement
+    config: EngineConfig, dims: ModelDims, placement: Placement, drafter: BlockDims | None = None
 ) -> tuple[EngineConfig, MemoryPlan | None]:
     """The config with its number of blocks, and the plan; null where memory is not a card's.
 
@@ -88,7 +98,7 @@ def fitted(
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(placement.device)
     weights = torch.cuda.memory_allocated(placement.device)
-    made = plan(dims, placement, config, free=free, total=total, weights=weights)
+    made = plan(dims, placement, config, free=free, total=total, weights=weights, drafter=drafter)
     return replace(config, num_blocks=made.num_blocks), made
 
 
@@ -108,6 +118,13 @@ def _ring_bytes(dims: ModelDims, config: EngineConfig, item: int) -> int:
     each, tail = ring_rows(dims, prefill_rows=config.prefill_chunk, max_verify=config.max_verify)
     rows = config.num_slots * each * BLOCK_ROWS + config.num_snapshots * tail
     return 2 * dims.window_layers * rows * dims.kv_heads * dims.head_dim * item
+
+
+def _draft_bytes(drafter: BlockDims | None, config: EngineConfig, item: int) -> int:
+    """The block drafter's rings and tails, and the rings that a pass gathers."""
+    if drafter is None:
+        return 0
+    return draft_elements(drafter, config.num_slots, config.num_snapshots, gathered=config.max_batch) * item
 
 
 def _state_bytes(dims: ModelDims, placement: Placement, config: EngineConfig) -> int:

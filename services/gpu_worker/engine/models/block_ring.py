@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from services.gpu_worker.engine.cache.ring_pool import RingPool
+from services.gpu_worker.engine.cache.ring_pool import RingPool, ring_rows
 from services.gpu_worker.engine.config import BLOCK_ROWS
 from services.gpu_worker.engine.models.block_config import BlockDims
 from services.gpu_worker.engine.placement import Placement
@@ -53,3 +53,10 @@ class DraftRing(RingPool):
         """Slot and row in its ring of rows first..stop-1."""
         rows = torch.arange(first, stop, device=self.k.device) % self.rows_each
         return torch.full_like(rows, slot), rows
+
+
+def draft_elements(dims: BlockDims, num_slots: int, num_snapshots: int, *, gathered: int = 0) -> int:
+    """Elements of so many rings and tails, and of the rings that a pass over `gathered` sequences copies."""
+    blocks, tail = ring_rows(TailShape.of(dims), prefill_rows=BLOCK_ROWS, max_verify=1)
+    rows = (num_slots + gathered) * blocks * BLOCK_ROWS + num_snapshots * tail
+    return 2 * dims.layers * rows * dims.kv_heads * dims.head_dim

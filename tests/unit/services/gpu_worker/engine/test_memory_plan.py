@@ -14,9 +14,13 @@ from services.gpu_worker.engine.cache.ring_pool import RingPool
 from services.gpu_worker.engine.cache.state_pool import StatePool
 from services.gpu_worker.engine.config import FULL, SLIDING, EngineConfig
 from services.gpu_worker.engine.memory import _state_bytes, fitted, plan
+from services.gpu_worker.engine.models.block_context import BlockContext
+from services.gpu_worker.engine.models.block_ring import draft_elements
 from services.gpu_worker.engine.models.random import TINY
 from services.gpu_worker.engine.placement import CPU, Placement
 from shared.errors import EngineFault
+from tests.block_kit import drafter_of
+from tests.engine_kit import tiny_model
 
 CARD = Placement(device=torch.device("cpu"), dtype=torch.bfloat16, on_card=True, fold_rows=4, recipe="card")
 CONFIG = EngineConfig(
@@ -51,6 +55,20 @@ def test_rings_are_counted_as_their_pool_lays_them_out() -> None:
     assert made.parts["rings"] == 3 * pool.ring_bytes + 2 * pool.tail_bytes > 0
     all_slide = replace(dims, layer_types=(SLIDING,), has_mtp=False)
     assert plan(all_slide, CARD, CONFIG, free=8 * GIB, total=80 * GIB, weights=GIB).num_blocks == 3 * 16
+
+
+def test_a_block_drafters_rings_and_tails_are_counted_as_they_lie() -> None:
+    target = tiny_model()
+    drafter = drafter_of(target)
+    context = BlockContext(drafter, target.model, num_slots=3, num_snapshots=2)
+    tensors = (context.ring.k, context.ring.v, context.ring._tails)
+    assert draft_elements(drafter.dims, 3, 2) == sum(one.numel() for one in tensors)
+    bare, with_it = (
+        plan(TINY, CARD, CONFIG, free=8 * GIB, total=80 * GIB, weights=GIB, drafter=one)
+        for one in (None, drafter.dims)
+    )
+    gathered = draft_elements(drafter.dims, 3, 2, gathered=CONFIG.max_batch) * CARD.dtype.itemsize
+    assert with_it.parts["rings"] - bare.parts["rings"] == gathered
 
 
 def test_what_does_not_fit_is_said_with_the_figures() -> None:
