@@ -70,7 +70,8 @@ class WorkerSettings(Settings):
     """Such checkpoints, and finished turns of `reuse = "decode"`, that are kept: at most, and a quarter of the snapshots."""
 
     max_running: int = Field(default=8, ge=1, le=1024)
-    """Requests that are claimed at once; the rest wait in the queue, where another worker may take them."""
+    """Requests that are claimed at once, and at most as many again that are the first of a tenant which has nothing here; the rest
+    wait in the queue, where another worker may take them."""
     max_attempts: int = Field(default=3, ge=1)
     """Claims in a row without an end and without a token after which a request counts as poison; those that were handed back do
     not count."""
@@ -157,7 +158,7 @@ class WorkerSettings(Settings):
     def engine_limits(self) -> EngineLimits:
         """The engine's queue holds every choice of every claimed request: 128 choices are the gateway's most."""
         return EngineLimits(
-            max_waiting=self.max_running * 128,
+            max_waiting=2 * self.max_running * 128,
             burst_rounds=self.burst_rounds,
             busy_burst_rounds=self.busy_burst_rounds,
             spec_gate=SpecGate(
