@@ -3,7 +3,9 @@
     load      what is asked, and one measured pass of an engine over it        spec     drafters against plain decode
     agents    traces of agents at work                                        cache    the prefix cache against others
     prefixes  what the prompts of a trace share                               replay   a trace against a cache alone
-    block_reference   a block drafter without a cache, which shows what caching loses
+    drafters  what drafters bring on held-out text                            held_out its prompts; counts adds verifies up
+    history   drafters without a cache, block_reference the block drafter among them; rounds counts what they would bring
+    tables    what is shown of these in the terminal
     decode    plain decode against the bare forward                           figures  medians and ratios
     stall     running streams beside a long prompt                            soak     faults at random, pools at their baseline
     queue     what gateway and queue add: queue_engine computes nothing, queue_worker runs it, queue_client asks, queue_peer compares

@@ -1,4 +1,4 @@
-"""`burstline bench spec`: what each drafter gains over plain decode of the same model, by batch.
+"""`burstline bench spec --batch or --rule`: what each drafter gains over plain decode of the same model, by load.
 
 Repeats are interleaved (every drafter runs once, then all again in another order), so that a machine that slows down slows all of them;
 a speed-up is a ratio within one repeat.
