@@ -19,7 +19,7 @@ from services.gateway.faults import RemoteFailure
 from shared.clock import Clock
 from shared.errors import Unauthenticated, Unavailable
 from shared.protocol.messages import Authenticate, Identity
-from shared.telemetry import Parent
+from shared.telemetry import Parent, Telemetry
 
 _HEADER: Final = re.compile(r"^[Bb]earer ([\x21-\x7e]{1,256})$")
 
@@ -35,15 +35,16 @@ class _Known:
 class Authenticator:
     """Owns the cache of identities; bounded in entries and in time."""
 
-    def __init__(self, broker: Broker, settings: GatewaySettings, clock: Clock) -> None:
+    def __init__(self, broker: Broker, telemetry: Telemetry, settings: GatewaySettings, clock: Clock) -> None:
         self._broker: Final = broker
+        self._telemetry: Final = telemetry
         self._settings: Final = settings
         self._clock: Final = clock
         self._known: OrderedDict[str, _Known] = OrderedDict()
         self._asking: dict[str, asyncio.Task[Identity | None]] = {}
 
     async def identify(self, authorization: str | None, parent: Parent) -> Identity:
-        """The identity behind an Authorization header.
+        """The identity behind an Authorization header. A key that has to be asked for is a span of its own.
 
         Raises:
             Unauthenticated: no key, or one that is unknown, expired or revoked.
@@ -58,7 +59,8 @@ class Authenticator:
             self._known.move_to_end(digest)
             identity = known.identity
         else:
-            identity = await self._ask_once(digest, parent)
+            with self._telemetry.span("auth", parent) as span:
+                identity = await self._ask_once(digest, span)
         if identity is None:
             raise Unauthenticated("this API key is not valid")
         return identity

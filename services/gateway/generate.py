@@ -93,8 +93,8 @@ class GenerationResponse(Response):
 
     async def _validate(self, context: RequestContext) -> Validated:
         gateway, settings = self._gateway, self._gateway.settings
-        with gateway.telemetry.span("auth", context.span) as span:
-            identity = await gateway.authenticator.identify(self._request.headers.get("authorization"), span)
+        authorization = self._request.headers.get("authorization")
+        identity = await gateway.authenticator.identify(authorization, context.span)
         context.span.set_attribute("burstline.tenant", identity.tenant)
         body = await read_json_object(self._request, settings.body_limits())
         fields = faults.validate(self._schema, body)
@@ -257,9 +257,14 @@ class _Run:
 
     async def _route(self, request: GenerateRequest, crew: Crew) -> Route:
         gateway, root = self._gateway, self._context.span
-        with gateway.telemetry.span("lookup", root) as span:
-            route = await gateway.router.route(request, crew, span)
-            span.set_attributes({"burstline.route": route.reason, "burstline.entry_position": route.position})
+        route = await gateway.router.route(request, crew, root)
         gateway.metrics.routes.labels(route.reason).inc()
-        root.set_attributes({"burstline.request_id": request.request_id, "burstline.model": request.model})
+        root.set_attributes(
+            {
+                "burstline.request_id": request.request_id,
+                "burstline.model": request.model,
+                "burstline.route": route.reason,
+                "burstline.entry_position": route.position,
+            }
+        )
         return route

@@ -15,7 +15,7 @@ from shared.errors import BurstlineError
 from shared.outage import Outage
 from shared.protocol import chain, subjects
 from shared.protocol.messages import EntryRef, GenerateRequest, Heartbeat, Lookup, LookupReply, unpack_tokens
-from shared.telemetry import Parent
+from shared.telemetry import Parent, Telemetry
 
 _log = logging.getLogger(__name__)
 
@@ -64,8 +64,9 @@ def _short_of_room(worker: Heartbeat, blocks: int) -> bool:
 class Router:
     """Looks up, then chooses."""
 
-    def __init__(self, broker: Broker, *, timeout_s: float, max_waiting: int) -> None:
+    def __init__(self, broker: Broker, telemetry: Telemetry, *, timeout_s: float, max_waiting: int) -> None:
         self._broker: Final = broker
+        self._telemetry: Final = telemetry
         self._timeout_s: Final = timeout_s
         self._max_waiting: Final = max_waiting
         self._outage: Final = Outage(_log, "lookups")
@@ -81,8 +82,7 @@ class Router:
                 namespace=request.namespace, root=root, chain=keys, layout_version=chain.LAYOUT_VERSION
             )
             try:
-                reply = await self._broker.call(call, LookupReply, timeout_s=self._timeout_s, parent=parent)
-                entry = reply.entry
+                entry = await self._lookup(call, parent)
                 self._outage.worked()
             except BurstlineError as error:
                 fault = error.code
@@ -91,3 +91,9 @@ class Router:
         if fault is not None:
             return Route(subject=route.subject, reason=f"lookup_{fault}", position=0)
         return route
+
+    async def _lookup(self, call: Lookup, parent: Parent) -> EntryRef | None:
+        with self._telemetry.span("lookup", parent) as span:
+            reply = await self._broker.call(call, LookupReply, timeout_s=self._timeout_s, parent=span)
+            span.set_attribute("burstline.entry_position", reply.entry.position if reply.entry else 0)
+            return reply.entry

@@ -61,10 +61,13 @@ class Gateway:
         self.clock: Final = clock
         self.metrics: Final = Metrics(telemetry.registry)
         self.broker: Final = Broker(transport, telemetry)
-        self.authenticator: Final = Authenticator(self.broker, settings, clock)
+        self.authenticator: Final = Authenticator(self.broker, telemetry, settings, clock)
         self.fleet: Final = Fleet(transport, clock, silence_s=settings.worker_silence_s)
         self.router: Final = Router(
-            self.broker, timeout_s=settings.lookup_timeout_s, max_waiting=settings.worker_max_waiting
+            self.broker,
+            telemetry,
+            timeout_s=settings.lookup_timeout_s,
+            max_waiting=settings.worker_max_waiting,
         )
         self.prompts: Final = PromptMaker(settings, telemetry, clock)
         self.queues: Final = Queues(

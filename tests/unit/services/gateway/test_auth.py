@@ -21,7 +21,7 @@ BEARER = f"Bearer {KEY}"
 
 def _authenticator(line: Line, clock: ManualClock) -> Authenticator:
     settings = GatewaySettings(auth_cache_s=30, auth_negative_cache_s=3, auth_cache_entries=2)
-    return Authenticator(line.gateway.broker, settings, clock)
+    return Authenticator(line.gateway.broker, line.gateway.telemetry, settings, clock)
 
 
 async def test_a_key_is_asked_once_and_again_when_the_memory_is_old(line: Line) -> None:

@@ -96,7 +96,7 @@ async def test_labels_of_unknown_paths_are_bounded(line: Line) -> None:
 async def test_one_trace_goes_through_auth_render_lookup_enqueue_and_stream(line: Line) -> None:
     parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     response = await line.client.post(
-        "/v1/completions", json={"model": "pocket", "prompt": "x"}, headers={"traceparent": parent}
+        "/v1/completions", json={"model": "pocket", "prompt": "x " * 200}, headers={"traceparent": parent}
     )
     assert response.headers["x-trace-id"] == "0af7651916cd43dd8448eb211c80319c"
     spans = {span.name: span for span in line.spans.get_finished_spans()}
