@@ -25,7 +25,7 @@ from kernels.tiles import ROWS, SPLIT_ROWS
 
 
 class _Tile(NamedTuple):
-    """How a program works; nothing here changes a bit."""
+    """How a program works: a function of phase, heads and type, never of rows."""
 
     rows: int
     warps: int

@@ -59,6 +59,7 @@ class ModelDims:
     vocab: int
     hidden: int
     intermediate: int
+    """Of the feed-forward layers; of a mixture's shared expert, 0 = there is none."""
     layer_types: tuple[str, ...]
     """One of `LINEAR`, `FULL`, `SLIDING` a layer, from the bottom up."""
     heads: int
@@ -79,7 +80,7 @@ class ModelDims:
     window: int = 0
     """Keys that a row of a sliding layer sees, itself among them; 0 = there is no such layer."""
     experts: int = 0
-    """Of a mixture in the place of the feed-forward layers, whose shared expert is `intermediate` wide; 0 = dense."""
+    """Of a mixture in the place of the feed-forward layers; 0 = dense."""
     experts_per_row: int = 0
     expert_width: int = 0
     expert_weights_sum_to_one: bool = True

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from kernels import activation, matmul, norm_rope
 from services.gpu_worker.engine.layers.attention import Attention
+from services.gpu_worker.engine.layers.mixture import Mixture
 from services.gpu_worker.engine.layers.mlp import MLP
 from services.gpu_worker.engine.layers.steps import Step
 
@@ -30,7 +31,7 @@ class DenseBlock:
     def __init__(
         self,
         attention: Attention,
-        mlp: MLP | GeluMLP,
+        mlp: MLP | GeluMLP | Mixture,
         before: tuple[Tensor, Tensor],
         after: tuple[Tensor, Tensor] | None,
         eps: float,

@@ -1,4 +1,4 @@
-"""A mixture of experts in the place of the feed-forward layer, with one shared expert that every row passes."""
+"""A mixture of experts in the place of the feed-forward layer, perhaps with a shared expert that every row passes."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ Choose = Callable[[Tensor], experts.Routes]
 
 
 class Mixture:
-    """sum of the chosen experts by weight, in the router's order, + the shared expert, times a sigmoid if it is gated."""
+    """sum of the chosen experts by weight, in the router's order, + the shared expert if there is one, times a sigmoid if it
+    is gated."""
 
     def __init__(
         self,
         router: matmul.Packed,
         choose: Choose,
         packed: experts.PackedExperts,
-        shared: MLP,
+        shared: MLP | None,
         *,
-        gated: bool,
+        gated: bool = False,
     ) -> None:
         """router [E, H], a row an expert; of a `gated` shared expert [E + 1, H], its gate last."""
         self._router = router
@@ -42,6 +43,6 @@ class Mixture:
             self._choose(logits[:, :count].contiguous()),
             self._packed,
             prefill=prefill,
-            shared=self._shared(x, prefill=prefill),
+            shared=self._shared(x, prefill=prefill) if self._shared is not None else None,
             shared_gate=logits[:, count:].contiguous() if self._gated else None,
         )

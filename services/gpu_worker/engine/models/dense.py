@@ -1,4 +1,5 @@
-"""Dense decoders built from checkpoint tensors: llama, qwen3 and mistral; gemma3 with its sliding layers.
+"""Decoders with plain attention built from checkpoint tensors: llama, qwen3 and mistral; qwen3_moe, whose feed-forward layers
+are mixtures; gemma3 with its sliding layers.
 
 Everything that a forward would compute again from weights alone is prepared here, as in `hybrid`.
 """
@@ -11,17 +12,19 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from kernels import activation, matmul, norm_rope
+from kernels import activation, experts, matmul, norm_rope
 from services.gpu_worker.engine.config import FULL, SLIDING, ModelDims
 from services.gpu_worker.engine.layers.attention import Attention
 from services.gpu_worker.engine.layers.dense_block import DenseBlock, GeluMLP
+from services.gpu_worker.engine.layers.mixture import Mixture
 from services.gpu_worker.engine.layers.mlp import MLP
 from services.gpu_worker.engine.layers.steps import Step
 from services.gpu_worker.engine.layers.taps import Taps
 from services.gpu_worker.engine.models.dense_config import DenseTraits
+from services.gpu_worker.engine.models.expert_tensors import expert_shapes, stacked_experts
 from services.gpu_worker.engine.models.family import DraftHead
 from services.gpu_worker.engine.models.rope import scaled_rope_table
-from services.gpu_worker.engine.models.tensors import Shapes
+from services.gpu_worker.engine.models.tensors import Shapes, mlp_shapes
 from services.gpu_worker.engine.placement import CPU, Placement
 
 
@@ -95,7 +98,9 @@ class _Parts:
         planes = {FULL: 0, SLIDING: 0}
         blocks = []
         for index, kind in enumerate(self._dims.layer_types):
-            blocks.append(self._block(f"model.layers.{index}.", planes[kind], sliding=kind == SLIDING))
+            prefix = f"model.layers.{index}."
+            mlp = (self._mixture if self._dims.mixes(index) else self._mlp)(prefix + "mlp.")
+            blocks.append(self._block(prefix, mlp, planes[kind], sliding=kind == SLIDING))
             planes[kind] += 1
         return blocks
 
@@ -108,13 +113,13 @@ class _Parts:
         """The factor of a norm."""
         return 1.0 + self.weight(name) if self._traits.zero_centred else self.weight(name)
 
-    def _block(self, prefix: str, plane: int, *, sliding: bool) -> DenseBlock:
+    def _block(self, prefix: str, mlp: MLP | GeluMLP | Mixture, plane: int, *, sliding: bool) -> DenseBlock:
         names = _norm_names(self._traits)
         before = tuple(self.norm(f"{prefix}{name}.weight") for name in names[:2])
         after = tuple(self.norm(f"{prefix}{name}.weight") for name in names[2:])
         return DenseBlock(
             self._attention(prefix + "self_attn.", plane, sliding=sliding),
-            self._mlp(prefix + "mlp."),
+            mlp,
             (before[0], before[1]),
             (after[0], after[1]) if after else None,
             self._dims.eps,
@@ -128,6 +133,16 @@ class _Parts:
             if self._traits.gelu
             else MLP(self.pack(gate_up, pairs=True), down)
         )
+
+    def _mixture(self, at: str) -> Mixture:
+        dims = self._dims
+        router = self.pack(self.weight(at + "gate.weight"))
+        gate_up, down = (
+            self._placement.matrix(stacked_experts(self._weights, f"{at}experts.{part}", dims.experts))
+            for part in ("gate_up_proj", "down_proj")
+        )
+        choose = partial(experts.route, k=dims.experts_per_row, renormalise=dims.expert_weights_sum_to_one)
+        return Mixture(router, choose, experts.pack(gate_up, down, router.recipe), None)
 
     def _attention(self, at: str, plane: int, *, sliding: bool) -> Attention:
         projection = torch.cat([self.weight(f"{at}{name}_proj.weight") for name in "qkv"])
@@ -161,9 +176,7 @@ def dense_shapes(dims: ModelDims, traits: DenseTraits) -> Shapes:
             prefix + "self_attn.k_proj.weight": (keys, dims.hidden),
             prefix + "self_attn.v_proj.weight": (keys, dims.hidden),
             prefix + "self_attn.o_proj.weight": (dims.hidden, queries),
-            prefix + "mlp.gate_proj.weight": (dims.intermediate, dims.hidden),
-            prefix + "mlp.up_proj.weight": (dims.intermediate, dims.hidden),
-            prefix + "mlp.down_proj.weight": (dims.hidden, dims.intermediate),
+            **_feed_forward(dims, index, prefix + "mlp."),
         }
         shapes |= {f"{prefix}{name}.weight": (dims.hidden,) for name in _norm_names(traits)}
         if traits.qk_norm:
@@ -174,13 +187,21 @@ def dense_shapes(dims: ModelDims, traits: DenseTraits) -> Shapes:
     return shapes
 
 
+def _feed_forward(dims: ModelDims, index: int, at: str) -> Shapes:
+    if not dims.mixes(index):
+        return mlp_shapes(dims.hidden, dims.dense_width or dims.intermediate, at)
+    return {at + "gate.weight": (dims.experts, dims.hidden), **expert_shapes(at + "experts.", dims)}
+
+
 def dense_products(dims: ModelDims) -> set[tuple[int, int]]:
     """(N, K) of every packed product, for the self-test."""
     queries = dims.heads * dims.head_dim
+    widths = {dims.intermediate, dims.dense_width, dims.expert_width} - {0}
     return {
         (dims.vocab, dims.hidden),
-        (2 * dims.intermediate, dims.hidden),
-        (dims.hidden, dims.intermediate),
+        *((2 * width, dims.hidden) for width in widths),
+        *((dims.hidden, width) for width in widths),
+        *({(dims.experts, dims.hidden)} if dims.experts else ()),
         (queries + 2 * dims.kv_heads * dims.head_dim, dims.hidden),
         (dims.hidden, queries),
     }

@@ -1,9 +1,10 @@
-"""What a dense decoder's `config.json` says: llama, qwen3, mistral and gemma3 text models, as Hugging Face writes them."""
+"""What a `config.json` of a decoder with plain attention says: llama, qwen3, qwen3_moe, mistral and gemma3 text models, as
+Hugging Face writes them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from services.gpu_worker.engine.config import FULL, SLIDING, ModelDims
@@ -13,6 +14,7 @@ from shared.errors import EngineFault
 LLAMA: Final = "llama"
 MISTRAL: Final = "mistral"
 QWEN3: Final = "qwen3"
+QWEN3_MOE: Final = "qwen3_moe"
 GEMMA3: Final = "gemma3_text"
 
 _GELU: Final = "gelu_pytorch_tanh"
@@ -74,7 +76,7 @@ def read_dense(config: Mapping[str, Any]) -> tuple[ModelDims, DenseTraits]:
     dims = ModelDims(
         vocab=_need(text, "vocab_size"),
         hidden=hidden,
-        intermediate=_need(text, "intermediate_size"),
+        intermediate=0 if kind == QWEN3_MOE else _need(text, "intermediate_size"),
         layer_types=layer_types,
         heads=heads,
         kv_heads=kv_heads,
@@ -89,7 +91,7 @@ def read_dense(config: Mapping[str, Any]) -> tuple[ModelDims, DenseTraits]:
     )
     traits = DenseTraits(
         model_type=kind,
-        qk_norm=kind in (QWEN3, GEMMA3),
+        qk_norm=kind in (QWEN3, QWEN3_MOE, GEMMA3),
         zero_centred=gemma,
         sandwich=gemma,
         gelu=gemma,
@@ -100,7 +102,22 @@ def read_dense(config: Mapping[str, Any]) -> tuple[ModelDims, DenseTraits]:
         local_theta=float(local.get("rope_theta", 10_000.0)),
         local_scaling=RopeScaling.from_hf(local),
     )
-    return dims, traits
+    return _with_experts(dims, text) if kind == QWEN3_MOE else dims, traits
+
+
+def _with_experts(dims: ModelDims, text: Mapping[str, Any]) -> ModelDims:
+    """A mixture in every n-th layer, but where the config wants a plain one."""
+    step, plain = int(text.get("decoder_sparse_step") or 1), text.get("mlp_only_layers") or ()
+    layers = range(len(dims.layer_types))
+    return replace(
+        dims,
+        experts=_optional(text, "num_experts") or _need(text, "num_local_experts"),
+        experts_per_row=_need(text, "num_experts_per_tok"),
+        expert_width=_need(text, "moe_intermediate_size"),
+        expert_weights_sum_to_one=bool(text.get("norm_topk_prob", False)),
+        dense_layers=tuple(index for index in layers if index in plain or (index + 1) % step),
+        dense_width=_need(text, "intermediate_size"),
+    )
 
 
 def _refuse(kind: str, text: Mapping[str, Any], heads: int, kv_heads: int, head_dim: int) -> None:
@@ -157,7 +174,7 @@ def _layer_type(text: Mapping[str, Any], kind: str, index: int) -> str:
     if kind == GEMMA3:
         return SLIDING if (index + 1) % int(text.get("sliding_window_pattern") or 6) else FULL
     windowed = text.get("sliding_window") if kind == MISTRAL else None
-    if kind == QWEN3 and text.get("use_sliding_window"):
+    if kind in (QWEN3, QWEN3_MOE) and text.get("use_sliding_window"):
         windowed = text.get("sliding_window") if index >= int(text.get("max_window_layers", 28)) else None
     return SLIDING if windowed else FULL
 

@@ -141,7 +141,7 @@ class _Parts:
             for part in ("gate_up_proj", "down_proj")
         )
         shared: MLP = mlp_of(weights, at + "shared_experts.", self.pack)
-        return Mixture(router, choose, experts.pack(gate_up, down, router.recipe), shared, gated=False)
+        return Mixture(router, choose, experts.pack(gate_up, down, router.recipe), shared)
 
     def _attention(self, at: str, plane: int) -> LatentAttention:
         widths, heads, weights = self._widths, self._dims.heads, self.weights

@@ -11,7 +11,14 @@ from torch import Tensor
 
 from services.gpu_worker.engine.config import FULL, SLIDING
 from services.gpu_worker.engine.models.dense import dense_shapes
-from services.gpu_worker.engine.models.dense_config import GEMMA3, LLAMA, MISTRAL, QWEN3, read_dense
+from services.gpu_worker.engine.models.dense_config import (
+    GEMMA3,
+    LLAMA,
+    MISTRAL,
+    QWEN3,
+    QWEN3_MOE,
+    read_dense,
+)
 from services.gpu_worker.engine.models.random import write_folder
 
 WINDOW: Final = 100
@@ -68,6 +75,19 @@ _FAMILIES: Final[Mapping[str, Mapping[str, Any]]] = {
         "rope_parameters": _PLAIN_ROPE,
         "sliding_window": WINDOW,
         "tie_word_embeddings": False,
+    },
+    QWEN3_MOE: {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "decoder_sparse_step": 1,
+        "hidden_act": "silu",
+        "mlp_only_layers": [1],
+        "moe_intermediate_size": 24,
+        "norm_topk_prob": True,
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "rope_parameters": _PLAIN_ROPE,
+        "tie_word_embeddings": False,
+        "use_sliding_window": False,
     },
     QWEN3: {
         "architectures": ["Qwen3ForCausalLM"],

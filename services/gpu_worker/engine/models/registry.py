@@ -135,6 +135,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "llama": _dense,
     "mistral": _dense,
     "qwen3": _dense,
+    "qwen3_moe": _dense,
 }
 
 

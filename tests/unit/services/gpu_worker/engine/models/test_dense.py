@@ -21,7 +21,7 @@ from tests.unit.services.gpu_worker.engine.rig import Rig, table_of, tokens
 
 transformers = pytest.importorskip("transformers")
 
-GEMMA, LLAMA, MISTRAL, QWEN3 = "gemma3_text", "llama", "mistral", "qwen3"
+GEMMA, LLAMA, MISTRAL, QWEN3, QWEN3_MOE = "gemma3_text", "llama", "mistral", "qwen3", "qwen3_moe"
 
 VARIANTS = {
     "gemma": dense_hf_config(GEMMA),
@@ -38,6 +38,10 @@ VARIANTS = {
     "mistral": dense_hf_config(MISTRAL),
     "mistral-no-window": dense_hf_config(MISTRAL, sliding_window=None),
     "qwen3": dense_hf_config(QWEN3),
+    "qwen3-moe": dense_hf_config(QWEN3_MOE),
+    "qwen3-moe-every-second": dense_hf_config(
+        QWEN3_MOE, decoder_sparse_step=2, mlp_only_layers=[], norm_topk_prob=False, tie_word_embeddings=True
+    ),
     "qwen3-yarn": dense_hf_config(
         QWEN3,
         rope_parameters={

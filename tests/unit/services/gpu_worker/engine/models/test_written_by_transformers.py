@@ -29,6 +29,7 @@ CONFIGS: dict[str, Mapping[str, Any]] = {
     "qwen3_5_moe": hf_config(MIXTURE),
     "qwen3_next": next_hf_config(**EXPERTS),
     "gemma3": dense_hf_config("gemma3_text"),
+    "qwen3_moe": dense_hf_config("qwen3_moe"),
     "llama": dense_hf_config("llama"),
     "glm_moe_dsa": latent_hf_config(GLM_DSA),
     "glm4_moe_lite": latent_hf_config(GLM_LITE),
