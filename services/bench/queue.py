@@ -1,8 +1,9 @@
 """`bench queue`: what the gateway and the queue add, with an engine that is instant: real gateway, NATS, broker, worker.
 
-Three things are timed in turns, so that a busy machine is as busy for each: a bare NATS request and reply between two
-processes, a request through the whole line to its first token, and (if it is installed) the same through LiteLLM's proxy
-before an instant server. Then many callers at once: requests and frames a second of one gateway.
+What is compared is timed in turns, so that a busy machine is as busy for each: a bare NATS request and reply between two
+processes, the hops that a request cannot do without (`queue_floor`), a request through the whole line to its first token,
+and (if it is installed) the same through LiteLLM's proxy before an instant server. The spans of those requests tell where
+their time went (`queue_way`). Then many callers at once: requests and bursts a second of one gateway.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ from typing import Any, Final
 from services.bench.figures import quantiles
 from services.bench.queue_client import Connection, Timed
 from services.bench.queue_engine import DIGITS, stamp_us
+from services.bench.queue_floor import Floor
 from services.bench.queue_peer import body as peer_body
 from services.bench.queue_peer import proxy
-from services.bench.queue_worker import ECHO, alphabet
+from services.bench.queue_way import way
+from services.bench.queue_worker import alphabet
 from services.chaos.scene import LoopThread
 from services.embedded import commands
 from services.embedded.config import EmbeddedSettings
@@ -32,15 +35,14 @@ from shared.clock import SYSTEM
 from shared.config import POCKET, CommonSettings, load
 from shared.errors import BurstlineError
 from shared.evidence import Bar
-from shared.transport.base import Transport
-from shared.transport.nats import connect
+from shared.telemetry import TRACES_FILE
+from shared.tracestore import TraceStore
 
 ROUNDS: Final = 200
 WARM_UP: Final = 20
 BURSTS: Final = 4
 CALLERS: Final = 16
 BUSY_S: Final = 8.0
-REPLY_S: Final = 10.0
 LIMIT_OVER_BARE: Final = 4.0
 MODEL: Final = "pocket"
 
@@ -122,19 +124,23 @@ async def _measure(
     line: Stack, folder: Path, *, litellm: Path | None, rounds: int, report: Callable[[str], None]
 ) -> Results:
     async with AsyncExitStack() as stack:
-        transport = await connect(line.nats_url, name="bench-queue")
-        stack.push_async_callback(transport.close)
+        floor = await Floor.open(line.nats_url)
+        stack.push_async_callback(floor.close)
         peer, why = await _peer(stack, litellm, folder, report)
         ours = await stack.enter_async_context(Connection(line.gateway_url, line.key))
         report("one request at a time")
-        bare, first, bursts, theirs = await _in_turns(transport, ours, peer, rounds)
+        streams, theirs = await _in_turns(floor, ours, peer, rounds)
         report(f"{CALLERS} callers at once")
         busy = await _busy(line)
+        hops = floor.figures()
+        digits = {token: place for place, token in enumerate(alphabet(POCKET))}
         return {
             "rounds": rounds,
-            "bare_request_reply_ms": quantiles(bare),
-            "first_token_ms": quantiles(first),
-            "burst_ms": quantiles(bursts),
+            "bare_request_reply_ms": hops.pop("bare"),
+            "floor_ms": hops,
+            "first_token_ms": quantiles([timed.first_text_ms() for timed in streams]),
+            "way_ms": await way(TraceStore(folder / "data" / TRACES_FILE), streams),
+            "burst_ms": quantiles([late for timed in streams for late in _burst_ms(timed, digits)]),
             "one_gateway": busy,
             "litellm": {"first_token_ms": quantiles(theirs)} if theirs else {"not_measured": why},
         }
@@ -155,27 +161,21 @@ async def _peer(
 
 
 async def _in_turns(
-    transport: Transport, ours: Connection, peer: Connection | None, rounds: int
-) -> tuple[list[float], list[float], list[float], list[float]]:
-    """Milliseconds: bare request and reply, first token, emission to event of each burst, LiteLLM's first token."""
-    bare: list[float] = []
-    first: list[float] = []
-    bursts: list[float] = []
+    floor: Floor, ours: Connection, peer: Connection | None, rounds: int
+) -> tuple[list[Timed], list[float]]:
+    """Our streams, and milliseconds to LiteLLM's first token; the floor takes its own times."""
+    streams: list[Timed] = []
     theirs: list[float] = []
-    digits = {token: place for place, token in enumerate(alphabet(POCKET))}
     for place in range(rounds + WARM_UP):
-        began = SYSTEM.monotonic_ns()
-        await transport.request(ECHO, b"x" * 64, timeout=REPLY_S)
-        bare.append((SYSTEM.monotonic_ns() - began) / 1e6)
-        timed = await ours.stream(_body(BURSTS))
-        first.append(timed.first_text_ms())
-        bursts += _burst_ms(timed, digits)
+        await floor.round()
+        streams.append(await ours.stream(_body(BURSTS)))
         if peer is not None:
             theirs.append((await peer.stream(peer_body(BURSTS))).first_text_ms())
         if place == WARM_UP - 1:
-            for values in (bare, first, bursts, theirs):
-                values.clear()
-    return bare, first, bursts, theirs
+            floor.clear()
+            streams.clear()
+            theirs.clear()
+    return streams, theirs
 
 
 def _burst_ms(timed: Timed, digits: dict[int, int]) -> list[float]:

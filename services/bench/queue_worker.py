@@ -1,6 +1,6 @@
-"""`python -m services.bench.queue_worker`: the real worker with an engine that computes nothing, and an echo beside it.
+"""`python -m services.bench.queue_worker`: the real worker with an engine that computes nothing, and echoes beside it.
 
-The echo answers a bare NATS request, over a connection of its own in the same process: the yardstick of `bench queue`.
+They answer NATS requests, each over a connection of its own in the same process: the yardsticks of `bench queue`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Final
 
 from tokenizers import Tokenizer
 
+from services.bench import queue_floor
 from services.bench.queue_engine import InstantEngine, dims
 from services.gpu_worker.app import run
 from services.gpu_worker.config import WorkerSettings
@@ -21,7 +22,6 @@ from shared.transport.access import Access
 from shared.transport.base import Received
 from shared.transport.nats import connect
 
-ECHO: Final = "bench.echo"
 HEXADECIMAL: Final = "0123456789abcdef"
 
 
@@ -40,9 +40,12 @@ async def _main() -> None:
         return received.data
 
     async with contextlib.AsyncExitStack() as stack:
+        bare = await queue_floor.plain(common.nats_url, "bare-echo")
+        stack.push_async_callback(bare.close)
+        await queue_floor.echo(bare)
         transport = await connect(common.nats_url, name="echo", access=Access.of(common))
         stack.push_async_callback(transport.close)
-        answers = await transport.serve(ECHO, "echo", echo, concurrency=8)
+        answers = await transport.serve(queue_floor.OURS, "echo", echo, concurrency=8)
         stack.push_async_callback(answers.close)
         await run(settings, common, build=lambda: InstantEngine(alphabet(folder), dims(vocab)))
 
