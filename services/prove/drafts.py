@@ -69,7 +69,7 @@ def family(everything: bool, seed: int) -> list[Trial]:
 def tried(model: str, drafter: str, pace: Pace) -> Verdict:
     """Run the cast twice in one engine and compare."""
     verdict, plain = Verdict(), reference(model)
-    loaded = with_block(model) if DRAFTERS[drafter].kind == "block" else EVERY[model]()
+    loaded = with_block(model) if DRAFTERS[drafter].kind in ("block", "auto") else EVERY[model]()
     driver = Driver(_engine(loaded, len(CAST), pace))
     for turn in ("cold", "again"):
         requests = [_request(turn, number, drafter, scored=turn == "cold") for number in range(len(CAST))]

@@ -119,11 +119,11 @@ EVERY: Final[Mapping[str, Callable[[], LoadedModel]]] = {
 """A model of each family."""
 
 HAS: Final[Mapping[str, tuple[str, ...]]] = {
-    "tiny": ("mtp", "ngram", "block"),
-    "pocket": ("mtp", "ngram", "block"),
-    "window": ("ngram", "block"),
-    "llama": ("ngram", "block"),
-    "qwen3-next": ("mtp", "ngram", "block"),
-    "latent": ("mtp", "ngram", "block"),
+    "tiny": ("mtp", "ngram", "block", "auto"),
+    "pocket": ("mtp", "ngram", "block", "auto"),
+    "window": ("ngram", "block", "auto"),
+    "llama": ("ngram", "block", "auto"),
+    "qwen3-next": ("mtp", "ngram", "block", "auto"),
+    "latent": ("mtp", "ngram", "block", "auto"),
 }
 """The kinds of drafters that there are for each."""
