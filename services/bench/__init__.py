@@ -3,7 +3,7 @@
     load      what is asked, and one measured pass of an engine over it        spec     drafters against plain decode
     agents    traces of agents at work                                        cache    the prefix cache against others
     prefixes  what the prompts of a trace share                               replay   a trace against a cache alone
-    drafters  what drafters bring on held-out text                            held_out its prompts; counts adds verifies up
+    drafters  what drafters bring on held-out text: held_out its prompts, alone answers them, counts adds verifies up
     history   drafters without a cache, block_reference the block drafter among them; rounds counts what they would bring
     tables    what is shown of these in the terminal
     decode    plain decode against the bare forward                           figures  medians and ratios

@@ -7,40 +7,32 @@ Expected speed-ups are those that a worker would reckon with: tokens a verify an
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any, Final
 
+from services.bench.alone import Streams, Told
 from services.bench.counts import Counts
 from services.bench.held_out import FREE, GROUPS, TEMPLATES, Prompt
 from services.bench.history import History
-from services.bench.load import CONTEXT, cpu_seconds
 from services.bench.rounds import reference_counts
 from services.bench.spec import StreamsDiffer
-from services.gpu_worker.engine.config import BLOCK_ROWS, EngineConfig
-from services.gpu_worker.engine.events import Burst, FinishReason
-from services.gpu_worker.engine.gain import Pace, measured
+from services.gpu_worker.engine.gain import Pace
 from services.gpu_worker.engine.models.block_loader import load_block
 from services.gpu_worker.engine.models.loader import LoadedModel
-from services.gpu_worker.engine.requests import DrafterKind, GenerateRequest, SamplingParams
-from services.prove.axes import POLICIES, Drafting
-from services.prove.driver import WHOLE, Driver, WatchedEngine
+from services.gpu_worker.engine.requests import DrafterKind
+from services.prove.axes import Drafting
 from services.prove.models import pocket
-from shared.clock import SYSTEM
 from shared.config import POCKET
 from shared.errors import EngineFault
 from shared.evidence import Bar
-from shared.protocol.chain import chain
 
 MAX_TOKENS: Final = 64
 EACH: Final = 24
 """Prompts of a kind that are answered."""
 REFERENCED: Final = 4
 """Of those, drafted again without a cache."""
-BURST_ROUNDS: Final = 8
-COLUMNS: Final = 8
 DEPTHS: Final = (1, 2, 3, 4, 5)
 REPEATED: Final = 7
 """Drafts of the n-gram drafter."""
@@ -84,90 +76,6 @@ def arms(kinds: Iterable[DrafterKind], model: LoadedModel) -> dict[str, Drafting
             case _:
                 made[f"n-gram K={REPEATED}"] = Drafting(k=REPEATED, kind="ngram")
     return made
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Told:
-    """What one stream said, its stop id among it, and what it took."""
-
-    tokens: tuple[int, ...]
-    counts: Counts
-
-
-class Streams:
-    """One engine that answers prompts alone, with whatever drafter, without any gate."""
-
-    def __init__(self, model: LoadedModel, budget: int) -> None:
-        self._model, self._budget = model, budget
-        config = EngineConfig(
-            num_blocks=3 * CONTEXT // BLOCK_ROWS,
-            num_slots=1,
-            num_snapshots=8,
-            max_batch=1,
-            max_context=CONTEXT,
-            max_verify=COLUMNS,
-        )
-        self._engine = WatchedEngine(config, model, limits=POLICIES["always draft"].limits(BURST_ROUNDS))
-        self._engine.watching = False
-        self._driver = Driver(self._engine)
-
-    def pace(self) -> Pace:
-        """Launches of one stream, timed while nobody else has the slots."""
-        engine, block = self._engine, self._engine.runner.block
-
-        def reset(slot: int) -> None:
-            engine.states.reset(slot)
-            if block is not None:
-                block.reset(slot)
-
-        (pace,) = measured(engine.runner, batches=[1], columns=COLUMNS, reset=reset, clock=SYSTEM)
-        return pace
-
-    def tell(self, prompt: Prompt, name: str, drafting: Drafting) -> Told:
-        """Answer a prompt. Its cached part is there from the second answer on. Raises EngineFault when it failed."""
-        request = self._request(prompt, name, drafting)
-        self._driver.submit(request)
-        tokens, spent = 0, 0.0
-        while self._engine.has_work():
-            stats, began = self._engine.stats(), cpu_seconds()
-            bursts = [event for event in self._driver.step() if isinstance(event, Burst)]
-            if not stats.waiting and not stats.priming:
-                spent += cpu_seconds() - began
-                tokens += sum(len(burst.tokens) for burst in bursts)
-        record = self._driver.records.pop(request.key)
-        end = record.end
-        if end.reason not in WHOLE:
-            raise EngineFault(f"{name} ended with {end.reason}: {end.error_code}")
-        stop = [end.stop_id] if end.reason is FinishReason.STOP and end.stop_id is not None else []
-        return Told(
-            tokens=(*record.tokens, *stop),
-            counts=Counts(
-                streams=1,
-                rounds=end.telemetry.rounds,
-                tokens=end.completion_tokens - 1,
-                drafted_at=end.telemetry.drafted_at,
-                accepted_at=end.telemetry.accepted_at,
-                timed_tokens=tokens,
-                seconds=spent,
-            ),
-        )
-
-    def forget(self) -> None:
-        """Evict what was cached. Raises EngineFault when memory was not given back (C6)."""
-        self._driver.clear()
-
-    def _request(self, prompt: Prompt, name: str, drafting: Drafting) -> GenerateRequest:
-        root = hashlib.sha256(repr(prompt.tokens).encode()).digest()
-        return GenerateRequest(
-            request_id=name,
-            root=root,
-            tokens=prompt.tokens,
-            chain=chain(root, prompt.tokens),
-            sampling=SamplingParams(seed=0, temperature=0.0),
-            max_tokens=self._budget,
-            stop_ids=self._model.eos_ids,
-            **drafting.fields(),
-        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

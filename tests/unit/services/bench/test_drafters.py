@@ -13,8 +13,9 @@ from typer.testing import CliRunner
 
 from services import cli
 from services.bench import command, drafters
+from services.bench.alone import Streams, Told
 from services.bench.counts import Counts
-from services.bench.drafters import BLOCK, MTP, PLAIN, Told, arms, bars, run_drafters
+from services.bench.drafters import BLOCK, MTP, PLAIN, arms, bars, run_drafters
 from services.bench.held_out import FREE, TEMPLATES, Prompt
 from services.bench.history import History
 from services.bench.spec import StreamsDiffer
@@ -54,13 +55,13 @@ def test_every_drafter_has_its_figures_by_group(tied: tuple[LoadedModel, History
 def test_a_stream_that_differs_is_no_result(
     tied: tuple[LoadedModel, History], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tell = drafters.Streams.tell
+    tell = Streams.tell
 
-    def other(self: drafters.Streams, asked: Prompt, name: str, *rest: Any) -> Told:
+    def other(self: Streams, asked: Prompt, name: str, *rest: Any) -> Told:
         told = tell(self, asked, name, *rest)
         return replace(told, tokens=(*told.tokens[:-1], 1)) if name == MTP else told
 
-    monkeypatch.setattr(drafters.Streams, "tell", other)
+    monkeypatch.setattr(Streams, "tell", other)
     with pytest.raises(StreamsDiffer, match=MTP):
         run_drafters(tied[0], PROMPTS, tied[1], kinds=("mtp",), referenced=0, budget=4)
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from services.bench.drafters import PLAIN, Streams, arms
+from services.bench.alone import Streams
+from services.bench.drafters import PLAIN, arms
 from services.bench.held_out import Prompt
 from services.bench.history import History, repeated
 from services.bench.rounds import reference_counts
