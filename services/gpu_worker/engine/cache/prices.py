@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from services.gpu_worker.engine.config import BLOCK_ROWS, ModelDims
+from services.gpu_worker.engine.config import BLOCK_ROWS, Latent, ModelDims
 
 FLOAT_BYTES = 4
 
@@ -34,16 +34,21 @@ class Prices:
         cell = heads * dims.gdn_key_dim * dims.gdn_value_dim
         delta = 2 * hidden * (2 * keys + 2 * values + 2 * heads) + 8 * cell + 2 * values * hidden
         query, kv = dims.heads * dims.head_dim, dims.kv_heads * dims.head_dim
-        attention = 2 * hidden * (2 * query + 2 * kv) + 2 * query * hidden
-        feed_forward = 6 * hidden * (dims.intermediate + dims.experts_per_row * dims.expert_width)
+        attention, pair = 2 * hidden * (2 * query + 2 * kv) + 2 * query * hidden, 2 * query
+        if dims.latent is not None:
+            attention, pair = _latent(dims, dims.latent)
+        layers = len(dims.layer_types)
+        plain = len([layer for layer in dims.dense_layers if layer < layers])
+        mixed = dims.intermediate + dims.experts_per_row * dims.expert_width
+        feed_forward = 6 * hidden * (plain * dims.dense_width + (layers - plain) * mixed)
         taps = (dims.conv_kernel - 1) * dims.conv_channels
         tail = 2 * max(0, dims.window - 1) * kv
         return cls(
             token_flops=dims.gdn_layers * delta
             + dims.attention_layers * attention
             + dims.window_layers * (attention + 4 * query * dims.window)
-            + len(dims.layer_types) * feed_forward,
-            pair_flops=2 * dims.attention_layers * query,
+            + feed_forward,
+            pair_flops=dims.attention_layers * pair,
             block_bytes=dims.planes * dims.row_size * BLOCK_ROWS * FLOAT_BYTES,
             state_bytes=(dims.gdn_layers * (cell + taps) + dims.window_layers * tail + hidden) * FLOAT_BYTES,
         )
@@ -60,3 +65,18 @@ class Prices:
         """FLOPs that a hit at `stop` saves beyond one at `start`, over the bytes freed; 0 when none are."""
         size = self.size(blocks, states)
         return self.flops(start, stop) / size if size else 0.0
+
+
+def _latent(dims: ModelDims, widths: Latent) -> tuple[int, int]:
+    """FLOPs of a layer's products for a row, and of one row attending to one earlier row, halved: absorbed, as they are run."""
+    queries = dims.heads * (widths.nope_dim + widths.rope_dim)
+    inner = widths.query_rank or dims.hidden
+    down = dims.hidden * (widths.query_rank + widths.rank + widths.rope_dim)
+    absorbed = dims.heads * widths.rank * (widths.nope_dim + widths.value_dim)
+    out = dims.heads * widths.value_dim * dims.hidden
+    pair = dims.heads * (2 * widths.rank + widths.rope_dim)
+    if widths.index is None:
+        return 2 * (down + inner * queries + absorbed + out), pair
+    narrow = widths.index.heads * widths.index.width
+    index = dims.hidden * (widths.index.width + widths.index.heads) + inner * narrow
+    return 2 * (down + inner * queries + absorbed + out + index), pair + narrow

@@ -129,3 +129,14 @@ def test_an_entry_of_latents_is_charged_for_one_row_a_layer() -> None:
     assert low.state_bytes == one.state_bytes == one.dims.hidden * 4
     assert Prices.of(one.dims).block_bytes == one.kv.block_bytes
     assert Prices.of(one.dims).state_bytes == one.state_bytes
+
+
+def test_prices_count_the_products_that_are_run() -> None:
+    """Of 4 layers of latent attention, one plain and three with 3 of 8 experts; hidden 64, 4 heads."""
+    prices = Prices.of(engine("latent").dims)
+    down, queries, absorbed, out = 64 * (40 + 32 + 8), 40 * 4 * 32, 4 * 32 * (24 + 16), 4 * 16 * 64
+    index = 64 * (16 + 16) + 40 * 16 * 16
+    attention = 2 * (down + queries + absorbed + out + index)
+    feed_forward = 6 * 64 * (128 + 3 * (24 + 3 * 24))
+    assert prices.token_flops == 4 * attention + feed_forward
+    assert prices.pair_flops == 4 * (4 * (2 * 32 + 8) + 16 * 16)
