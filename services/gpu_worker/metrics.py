@@ -45,7 +45,7 @@ class WorkerMetrics:
         )
         self.drafters_chosen = counter(
             "burstline_worker_drafters_chosen",
-            "Drafters that the worker chose, by drafter and reason (gain, probe, no_gain, fallback)",
+            "Drafters that the worker chose, by drafter and reason (gain, probe, no_gain, switch)",
             ["drafter", "reason"],
         )
         self.drafters_off = counter(

@@ -92,6 +92,7 @@ class Engine:
             self._keeper,
             reserve=self._limits.decode_reserve,
             choice=Choice(self._gain, self._sessions.kinds, self._limits),
+            changeable=not self.runner.runs_whole,
             running=lambda: len(self._active),
             faults=faults,
             clock=clock,

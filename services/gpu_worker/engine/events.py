@@ -147,7 +147,7 @@ class ChoiceReason(StrEnum):
     GAIN = "gain"  #: it is expected to bring the most tokens a second
     PROBE = "probe"  #: it has not been tried for long
     NO_GAIN = "no_gain"  #: none is expected to pay
-    FALLBACK = "fallback"  #: the one before brought too little
+    SWITCH = "switch"  #: it has been bringing this stream more than the one before
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -21,6 +21,7 @@ from torch import Tensor
 from services.gpu_worker.engine.batch import BlockAsk, DraftRows, VerifyRows
 from services.gpu_worker.engine.config import EngineConfig
 from services.gpu_worker.engine.drafters.gate import PRIOR
+from services.gpu_worker.engine.drafters.medley import Cost
 from services.gpu_worker.engine.events import Burst, Event
 from services.gpu_worker.engine.faults import OutOfMemory
 from services.gpu_worker.engine.limits import SpecGate
@@ -95,8 +96,19 @@ class Gain:
         """What a drafter gains with so many streams, by the smallest batch measured that holds them; null when none was."""
         if not self._paces:
             return None
-        pace = next((pace for pace in self._paces if pace.batch >= load), self._paces[-1])
-        return pace.gain(*self.seen(kind), kind)
+        return self._pace(load).gain(*self.seen(kind), kind)
+
+    def cost(self, kind: DrafterKind, load: int) -> Cost | None:
+        """What a drafter costs with so many streams, in verify passes of one column; null when no launch was timed."""
+        if not self._paces:
+            return None
+        pace = self._pace(load)
+        column = max(0.0, pace.full - pace.plain) / max(1, pace.columns - 1) / pace.plain
+        fixed = pace.block / pace.plain if kind == "block" else 0.0
+        return Cost(fixed, column + (pace.draft / pace.plain if kind == "mtp" else 0.0))
+
+    def _pace(self, load: int) -> Pace:
+        return next((pace for pace in self._paces if pace.batch >= load), self._paces[-1])
 
     def at(self, load: int) -> float | None:
         """The gain with so many streams of the best drafter that any has had; of the head, before any did."""

@@ -24,7 +24,8 @@ from shared.errors import EngineFault
 
 
 class Opener:
-    """`reserve` = completion rows that a stream goes in with; `running` = streams that there are."""
+    """`reserve` = completion rows that a stream goes in with; `running` = streams that there are; `changeable` =
+    a stream that leaves its drafter open may change it between two rounds."""
 
     def __init__(
         self,
@@ -35,6 +36,7 @@ class Opener:
         *,
         reserve: int,
         choice: Choice,
+        changeable: bool,
         running: Callable[[], int],
         faults: Faults | None,
         clock: Clock,
@@ -46,6 +48,7 @@ class Opener:
         self._keeper = keeper
         self._reserve = reserve
         self._choice = choice
+        self._changeable = changeable
         self._running = running
         self._faults = faults
         self._clock = clock
@@ -70,11 +73,12 @@ class Opener:
             last_hidden=admission.last_hidden,
             counters=past.counters if past else None,
             capture_disabled=past.capture_disabled if past else False,
+            expected=chosen.expected if self._changeable and request.drafter == "auto" else None,
         )
         session.overshoot = self._faults.overshoot(request.key) if self._faults else 0
         now = self._clock.wall_ns()
         stream = Stream(request=request, session=session, prime_ns=now, past=past, number=waiting.number)
-        stream.drafter = past.drafter if past and past.drafter else chosen.drafter
+        stream.drafter = chosen.drafter
         if base is not None and base is waiting.checkpoint:
             self._keeper.runs(stream, base)
             session.resume(self._cache)
@@ -100,12 +104,13 @@ class Opener:
         serve, or nobody drafts now."""
         request, past = waiting.request, waiting.past
         if verdict is not Speculation.ADMIT or not self._sessions.drafts(request):
-            return Chosen("none", ChoiceReason.NO_GAIN, ())
+            return Chosen("none", ChoiceReason.NO_GAIN)
         fitting = self._sessions.fitting(request, sequence)
-        wanted = past.drafter if past is not None and past.drafter is not None else request.drafter
-        if wanted == "auto":
-            return self._choice.choose(self._running() + 1, fitting)
-        return Chosen(wanted if wanted in fitting else "none", ChoiceReason.GAIN, ())
+        if request.drafter != "auto":
+            return Chosen(request.drafter if request.drafter in fitting else "none", ChoiceReason.GAIN)
+        chosen = self._choice.choose(self._running() + 1, fitting)
+        before = past.drafter if past is not None else None
+        return chosen._replace(drafter=before) if before in fitting and before is not None else chosen
 
     def _say(self, stream: Stream, chosen: Chosen, verdict: Speculation) -> None:
         """Which drafter a stream got that left it open, or why it got none."""

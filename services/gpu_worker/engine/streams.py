@@ -24,6 +24,7 @@ from services.gpu_worker.engine.events import (
 )
 from services.gpu_worker.engine.faults import StreamKey
 from services.gpu_worker.engine.requests import DrafterKind, GenerateRequest, ReuseKind
+from services.gpu_worker.engine.sessions.auto import AutoSpecSession
 from services.gpu_worker.engine.sessions.base import Session
 from services.gpu_worker.engine.sessions.mtp import SpecSession
 from services.gpu_worker.engine.waiting import Past, Waiting
@@ -202,8 +203,14 @@ class Stream:
             accepted=now.accepted - told.accepted,
             start_ns=start_ns,
             end_ns=end_ns,
-            drafter=self.drafter if self.speculating else "none",
+            drafter=self._proposed(),
         )
+
+    def _proposed(self) -> DrafterKind:
+        """Who drafted what the burst brought."""
+        if not self.speculating:
+            return "none"
+        return self.session.asked() if isinstance(self.session, AutoSpecSession) else self.drafter
 
     def drafter_off(self, reason: DrafterOffReason) -> None:
         """The engine took the drafter away."""
@@ -214,10 +221,9 @@ class Stream:
         news: list[DrafterOff | DrafterChosen] = []
         session, reason = self.session, self._off
         if isinstance(session, SpecSession):
-            if session.kind != self.drafter:
-                news.append(self._gone(DrafterOffReason.ACCEPTANCE, now_ns))
+            if isinstance(session, AutoSpecSession) and session.kind != self.drafter:
                 self.drafter = session.kind
-                news.append(self.chosen(ChoiceReason.FALLBACK, (), now_ns))
+                news.append(self.chosen(ChoiceReason.SWITCH, session.rates, now_ns))
             reason = reason or session.off_reason
         if reason is not None and not self._off_told:
             self._off_told = True

@@ -28,6 +28,23 @@ PROBE_ROUNDS: Final = 16
 """Every so many rounds one draft more than pays is tried."""
 
 
+class Floor:
+    """`least` tokens a verify that `rounds` rounds together must bring; 0 = no floor."""
+
+    def __init__(self, least: float, rounds: int) -> None:
+        self.missed = False
+        self._least, self._rounds = least, rounds
+        self._judged = self._brought = 0
+
+    def observe(self, accepted: int) -> None:
+        """A round that counts."""
+        self._judged += 1
+        self._brought += 1 + accepted
+        if self._judged == self._rounds:
+            self.missed = self.missed or self._brought < self._least * self._judged
+            self._judged = self._brought = 0
+
+
 class DraftGate:
     """The gate of one stream. `cost` = what one draft costs, in verify passes; 0 leaves every k open. `fixed` = what any
     draft at all costs before. `floor` = tokens a verify that `floor_rounds` rounds together must bring; 0 = no floor."""
@@ -35,17 +52,18 @@ class DraftGate:
     def __init__(
         self, *, most: int, cost: float, fixed: float = 0.0, floor: float = 0.0, floor_rounds: int = 1
     ) -> None:
-        self.useless = False
-        """Whether the floor was missed: to be asked after each round."""
         self._most = most
         self._cost = cost
         self._fixed = fixed
-        self._floor = floor
-        self._floor_rounds = floor_rounds
+        self._floor = Floor(floor, floor_rounds)
         self._chance: list[float] = []  #: of each position that was tried; they are tried in order
         self._tried = [0] * most
         self._rounds = 0
-        self._judged = self._brought = 0
+
+    @property
+    def useless(self) -> bool:
+        """Whether the floor was missed: to be asked after each round."""
+        return self._floor.missed
 
     def width(self) -> int:
         """Drafts for the next round, 0 to `most`."""
@@ -57,7 +75,7 @@ class DraftGate:
     def observe(self, drafted: int, accepted: int) -> None:
         """Learn from a round: drafts after the first that fell say nothing."""
         if drafted or not self._paying():
-            self._judge(accepted)
+            self._floor.observe(accepted)
         self._rounds += 1
         for position in range(min(drafted, accepted + 1, self._most)):
             before = self._stands(position)
@@ -84,10 +102,3 @@ class DraftGate:
             if rate > best_rate:
                 best, best_rate = k, rate
         return best
-
-    def _judge(self, accepted: int) -> None:
-        self._judged += 1
-        self._brought += 1 + accepted
-        if self._judged == self._floor_rounds:
-            self.useless = self.useless or self._brought < self._floor * self._judged
-            self._judged = self._brought = 0

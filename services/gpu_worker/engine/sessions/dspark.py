@@ -8,13 +8,12 @@ So nothing is ever pending between rounds, and a hand-off needs no flush (R-D6).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from torch import Tensor
 
 from services.gpu_worker.engine.cache.entry import Capture
 from services.gpu_worker.engine.drafters.block import BlockDrafter
-from services.gpu_worker.engine.drafters.ngram import NgramDrafter
 from services.gpu_worker.engine.events import FinishReason, TokenLogprob
 from services.gpu_worker.engine.requests import GenerateRequest
 from services.gpu_worker.engine.sampling import Row
@@ -39,7 +38,6 @@ class DsparkSpecSession(SpecSession):
         last_hidden: Tensor | None = None,
         capture_disabled: bool = False,
         counters: SessionCounters | None = None,
-        fallback: Callable[[], NgramDrafter] | None = None,
     ) -> None:
         """Raises EngineFault when the drafter lacks rows of what the sequence begins with (R-D2)."""
         if not context.covers(sequence.ssm_slot_idx(), sequence.seq_len):
@@ -54,7 +52,6 @@ class DsparkSpecSession(SpecSession):
             capture_disabled=capture_disabled,
             counters=counters,
             drafter=BlockDrafter(sequence.ssm_slot_idx()),
-            fallback=fallback,
         )
         self._context = context
 
@@ -121,8 +118,6 @@ class DsparkSpecSession(SpecSession):
         self.counters.round(len(drafts), len(stood))
         self.judge(len(drafts), len(stood), replayed=replayed)
         self.pending_tok = None
-        if stood and isinstance(self.drafter, NgramDrafter):
-            self.drafter.observe(start + 1, stood, hidden)
         if held is not None:
             self.next_pred, self.next_logprob = held
         return len(rows)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 
 from torch import Tensor
 
 from services.gpu_worker.engine.config import EngineConfig, ModelDims
+from services.gpu_worker.engine.drafters.block import BlockDrafter
+from services.gpu_worker.engine.drafters.medley import Expected
 from services.gpu_worker.engine.drafters.mtp import MtpDrafter
 from services.gpu_worker.engine.drafters.ngram import NamespaceIndex, NgramDrafter
+from services.gpu_worker.engine.drafters.propose import AnyDrafter
 from services.gpu_worker.engine.limits import EngineLimits
 from services.gpu_worker.engine.requests import DrafterKind, GenerateRequest
 from services.gpu_worker.engine.sequence import SequenceState
+from services.gpu_worker.engine.sessions.auto import AutoSpecSession
 from services.gpu_worker.engine.sessions.base import Session
 from services.gpu_worker.engine.sessions.block_context import DraftContext, block_fits
 from services.gpu_worker.engine.sessions.dspark import DsparkSpecSession
@@ -74,9 +78,23 @@ class SessionFactory:
         last_hidden: Tensor | None,
         counters: SessionCounters | None = None,
         capture_disabled: bool = False,
+        expected: Mapping[DrafterKind, Expected] | None = None,
     ) -> Session:
         """A session at the start of its prime. `drafter` = one that fits, or none; `counters` = of an earlier life, whose
-        stream this one replays; `capture_disabled` = that life ended for lack of memory (R-S8)."""
+        stream this one replays; `capture_disabled` = that life ended for lack of memory (R-S8). `expected` of all that fit:
+        the session may change between them; null = it may not."""
+        if expected is not None and drafter in expected and len(expected) > 1:
+            return AutoSpecSession(
+                request,
+                sequence,
+                self.shape,
+                drafters=self._auto(request, sequence, expected),
+                expected=expected,
+                first=drafter,
+                last_hidden=last_hidden,
+                capture_disabled=capture_disabled,
+                counters=counters,
+            )
         if self._live_anchor and drafter in ("mtp", "block"):
             return Glm5SpecSession(
                 request,
@@ -86,7 +104,6 @@ class SessionFactory:
                 last_hidden=last_hidden,
                 capture_disabled=capture_disabled,
                 counters=counters,
-                fallback=self._fallback(request),
             )
         if drafter == "block" and self._block is not None:
             return DsparkSpecSession(
@@ -97,7 +114,6 @@ class SessionFactory:
                 last_hidden=last_hidden,
                 capture_disabled=capture_disabled,
                 counters=counters,
-                fallback=self._fallback(request),
             )
         if drafter == "none":
             return Session(
@@ -116,7 +132,6 @@ class SessionFactory:
             capture_disabled=capture_disabled,
             counters=counters,
             drafter=self._ngram(request) if drafter == "ngram" else MtpDrafter(sequence.proposer_state),
-            fallback=self._fallback(request),
         )
 
     def finished(self, request: GenerateRequest, completion: list[int]) -> None:
@@ -124,9 +139,20 @@ class SessionFactory:
         if request.drafter in ("ngram", "auto") and request.use_cache and completion:
             self._said.learn(request.root, [*request.tokens, *completion], len(request.tokens))
 
-    def _fallback(self, request: GenerateRequest) -> Callable[[], NgramDrafter] | None:
-        """Only the worker's own choice is changed."""
-        return (lambda: self._ngram(request)) if request.drafter == "auto" else None
+    def _auto(
+        self, request: GenerateRequest, sequence: SequenceState, expected: Mapping[DrafterKind, Expected]
+    ) -> dict[DrafterKind, AnyDrafter]:
+        """A drafter of each kind expected."""
+        made: dict[DrafterKind, AnyDrafter] = {}
+        for kind in expected:
+            match kind:
+                case "block":
+                    made[kind] = BlockDrafter(sequence.ssm_slot_idx())
+                case "mtp":
+                    made[kind] = MtpDrafter(sequence.proposer_state)
+                case _:
+                    made[kind] = self._ngram(request)
+        return made
 
     def _ngram(self, request: GenerateRequest) -> NgramDrafter:
         return NgramDrafter(request.tokens, request.root, self._said)

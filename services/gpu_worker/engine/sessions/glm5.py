@@ -11,7 +11,6 @@ R-G6. Near the end of the context the drafter goes and the stream comes to the s
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
 from torch import Tensor
@@ -21,7 +20,6 @@ from services.gpu_worker.engine.cache.manager import CacheManager
 from services.gpu_worker.engine.drafters.base import DraftJob
 from services.gpu_worker.engine.drafters.block import BlockDrafter
 from services.gpu_worker.engine.drafters.mtp import MtpDrafter
-from services.gpu_worker.engine.drafters.ngram import NgramDrafter
 from services.gpu_worker.engine.drafters.propose import AnyDrafter
 from services.gpu_worker.engine.requests import GenerateRequest
 from services.gpu_worker.engine.sequence import SequenceState
@@ -47,7 +45,6 @@ class Glm5SpecSession(SpecSession):
         last_hidden: Tensor | None = None,
         capture_disabled: bool = False,
         counters: SessionCounters | None = None,
-        fallback: Callable[[], NgramDrafter] | None = None,
     ) -> None:
         """`context` = what the block drafter keeps; null = the native arm."""
         drafter: AnyDrafter = MtpDrafter(sequence.proposer_state)
@@ -61,7 +58,6 @@ class Glm5SpecSession(SpecSession):
             capture_disabled=capture_disabled,
             counters=counters,
             drafter=drafter,
-            fallback=fallback,
         )
         self._context = context
         self._taken_in = context is None

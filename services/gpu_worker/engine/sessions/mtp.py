@@ -3,7 +3,7 @@ drafter takes the same path with drafts of its own, on any model."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from torch import Tensor
@@ -42,9 +42,8 @@ class SpecSession(Session):
         capture_disabled: bool = False,
         counters: SessionCounters | None = None,
         drafter: AnyDrafter | None = None,
-        fallback: Callable[[], NgramDrafter] | None = None,
     ) -> None:
-        """`drafter` = null: the MTP head. `fallback` makes what takes over when that brings too little; null = nobody."""
+        """`drafter` = null: the MTP head."""
         super().__init__(
             request,
             sequence,
@@ -58,7 +57,6 @@ class SpecSession(Session):
         """Of the drafter that it has, or had."""
         self.off_reason: DrafterOffReason | None = None
         """Why the session itself turned its drafter off."""
-        self._fallback = fallback if self.kind != "ngram" else None
         self._gate = self._new_gate()
 
     def _new_gate(self) -> DraftGate:
@@ -139,8 +137,6 @@ class SpecSession(Session):
         """
         if self._near_the_end:
             self._turn_off(DrafterOffReason.CONTEXT)
-        if self._gate.useless:
-            self._fall_back()
         if self.drafter is None:
             return None
         replaying = self.replay_drafts() is not None
@@ -154,23 +150,16 @@ class SpecSession(Session):
     def _near_the_end(self) -> bool:
         return self.committed_len + self.request.speculation_k + CONTEXT_GUARD >= self.cache_max_ctx
 
+    def side_jobs(self) -> list[tuple[AnyDrafter, DraftJob]]:
+        """Drafters that do not propose in this round and are to keep up all the same."""
+        return []
+
     def judge(self, drafted: int, accepted: int, *, replayed: bool) -> None:
         """Let the gate learn what the drafter's own proposals were worth; under the floor the drafter goes (FR-22)."""
         if not replayed:
             self._gate.observe(drafted, accepted)
-            if self._gate.useless and self._fallback is None:
+            if self._gate.useless:
                 self._turn_off(DrafterOffReason.ACCEPTANCE)
-
-    def _fall_back(self) -> None:
-        """Between two rounds: another drafter takes over, which knows all that was said."""
-        fallback, self._fallback = self._fallback, None
-        if fallback is None or self.drafter is None or self.pending_tok is None:
-            return
-        said = [*self.committed[len(self.request.tokens) :], self.pending_tok]
-        self.drafter = drafter = fallback()
-        drafter.observe(len(self.request.tokens), said, self.last_hidden[None])
-        self.kind = "ngram"
-        self._gate = self._new_gate()
 
     def know(self, tokens: Sequence[int], hiddens: Tensor) -> None:
         """Hand certain tokens to the drafter."""

@@ -130,5 +130,6 @@ def _propose(live: Sequence[Session], runner: Forward) -> list[list[int]]:
         job = session.draft_job() if isinstance(session, SpecSession) else None
         if job is not None:
             jobs[index] = job
-    drafts = dict(zip(jobs, propose(list(jobs.values()), runner), strict=True))
+    aside = [job for session in live if isinstance(session, SpecSession) for job in session.side_jobs()]
+    drafts = dict(zip(jobs, propose([*jobs.values(), *aside], runner), strict=False))
     return [session.replay_drafts() or drafts.get(index, []) for index, session in enumerate(live)]

@@ -1,0 +1,87 @@
+"""Which of several drafters proposes next, for one stream: the one that has been bringing it the most for what it costs.
+
+    rate of a round = tokens it brought / (1 + fixed + drafts x each)        in verify passes, of its drafter
+
+Of each drafter the rate is first what is expected of it and then, round by round, an average of what it brought. Every
+`PROBE_ROUNDS`-th round goes to one of the others, the least recently asked, so that a passage which suits it better is noticed.
+What is expected and what drafts cost are told once; after that only counts decide, so a stream that is run again under the
+same expectations drafts the same. Tokens never depend on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from services.gpu_worker.engine.drafters.gate import DraftGate
+from services.gpu_worker.engine.requests import DrafterKind
+
+PROBE_ROUNDS: Final = 12
+WEIGHT: Final = 0.125
+"""Of the newest round in an average, at least."""
+EXPECTED_ROUNDS: Final = 4
+"""Rounds that the expectation counts for."""
+HYSTERESIS: Final = 1.05
+"""By how much another must be better to be preferred: a switch is told, and should mean something."""
+
+
+class Cost(NamedTuple):
+    """In verify passes: of drafting at all, and of each draft with its column."""
+
+    fixed: float
+    each: float
+
+
+class Expected(NamedTuple):
+    """What is known of a drafter before the stream begins."""
+
+    cost: Cost
+    rate: float
+
+
+class Medley:
+    """The drafters of one stream, by name, in the order in which equals are preferred."""
+
+    def __init__(self, expected: Mapping[DrafterKind, Expected], *, most: int, first: DrafterKind) -> None:
+        """`most` = drafts a round; `first` = who is preferred at the start."""
+        self._costs = {name: one.cost for name, one in expected.items()}
+        self.rates = {name: one.rate for name, one in expected.items()}
+        """Tokens a verify pass' time, of each."""
+        self._gates = {
+            name: DraftGate(most=most, cost=one.cost.each, fixed=one.cost.fixed)
+            for name, one in expected.items()
+        }
+        self.preferred = first
+        """The best one, probes aside."""
+        self.asked = self.preferred
+        """Whose round it is."""
+        self._seen = dict.fromkeys(expected, 0)
+        self._last = dict.fromkeys(expected, -1)
+        self._rounds = 0
+
+    def next(self) -> DrafterKind:
+        """Whose turn the next round is."""
+        others = [name for name in self.rates if name != self.preferred]
+        probing = others and self._rounds % PROBE_ROUNDS == PROBE_ROUNDS - 1
+        self.asked = min(others, key=self._last.__getitem__) if probing else self.preferred
+        return self.asked
+
+    def width(self) -> int:
+        """Drafts of that round; a probe asks for some even where none are expected to pay."""
+        width = self._gates[self.asked].width()
+        return max(1, width) if self.asked != self.preferred else width
+
+    def observe(self, drafted: int, accepted: int) -> None:
+        """Learn from the round that `next` was answered for."""
+        name = self.asked
+        cost = self._costs[name]
+        took = 1.0 + (cost.fixed + drafted * cost.each if drafted else 0.0)
+        self._gates[name].observe(drafted, accepted)
+        self._seen[name] += 1
+        self._last[name] = self._rounds
+        self._rounds += 1
+        weight = max(WEIGHT, 1.0 / (EXPECTED_ROUNDS + self._seen[name]))
+        self.rates[name] += weight * ((1 + accepted) / took - self.rates[name])
+        best = max(self.rates, key=self.rates.__getitem__)
+        if self.rates[best] > HYSTERESIS * self.rates[self.preferred]:
+            self.preferred = best

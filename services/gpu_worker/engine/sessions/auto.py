@@ -1,0 +1,139 @@
+"""AutoSpecSession: a speculative session that keeps several drafters ready and asks, each round, the one that pays.
+
+The head's plane and the block drafter's rows are both kept up with what is committed, whoever drafted it, so that either can
+go on at any round. Its anchor is the live one of `SpecSession`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+
+from services.gpu_worker.engine.batch import DraftRows
+from services.gpu_worker.engine.cache.kv_pool import KVPool
+from services.gpu_worker.engine.cache.manager import CacheManager
+from services.gpu_worker.engine.drafters.base import DraftJob
+from services.gpu_worker.engine.drafters.gate import Floor
+from services.gpu_worker.engine.drafters.medley import Expected, Medley
+from services.gpu_worker.engine.drafters.mtp import MtpDrafter
+from services.gpu_worker.engine.drafters.ngram import NgramDrafter
+from services.gpu_worker.engine.drafters.propose import AnyDrafter
+from services.gpu_worker.engine.events import DrafterOffReason
+from services.gpu_worker.engine.requests import DrafterKind, GenerateRequest
+from services.gpu_worker.engine.sequence import ProposerState, SequenceState
+from services.gpu_worker.engine.sessions.mtp import SpecSession
+from services.gpu_worker.engine.sessions.outcome import SessionShape
+from services.gpu_worker.engine.sessions.telemetry import SessionCounters
+
+
+class AutoSpecSession(SpecSession):
+    """Over two drafters at least."""
+
+    def __init__(
+        self,
+        request: GenerateRequest,
+        sequence: SequenceState,
+        shape: SessionShape,
+        *,
+        drafters: Mapping[DrafterKind, AnyDrafter],
+        expected: Mapping[DrafterKind, Expected],
+        first: DrafterKind,
+        last_hidden: Tensor | None = None,
+        capture_disabled: bool = False,
+        counters: SessionCounters | None = None,
+    ) -> None:
+        """`expected` of each drafter, in the same order; `first` = who begins."""
+        super().__init__(
+            request,
+            sequence,
+            shape,
+            last_hidden=last_hidden,
+            capture_disabled=capture_disabled,
+            counters=counters,
+            drafter=drafters[first],
+        )
+        self._drafters = dict(drafters)
+        self._medley = Medley(expected, most=request.speculation_k, first=first)
+        self._floor = Floor(shape.floor, shape.floor_rounds)
+        self._asked: set[DrafterKind] = set()
+
+    @property
+    def rates(self) -> tuple[tuple[DrafterKind, float], ...]:
+        """What each has been bringing, over plain decode."""
+        return tuple((kind, self._medley.rates[kind]) for kind in self._drafters)
+
+    def asked(self) -> DrafterKind:
+        """Who proposed since this was asked last; `auto` = more than one did."""
+        asked, self._asked = self._asked, set()
+        return asked.pop() if len(asked) == 1 else "auto"
+
+    @property
+    def _head(self) -> MtpDrafter | None:
+        head = self._drafters.get("mtp")
+        return head if isinstance(head, MtpDrafter) and not self.demoted else None
+
+    # -- what is kept up ----------------------------------------------------------------------------------------
+
+    @property
+    def taps(self) -> bool:
+        return "block" in self._drafters and not self.demoted
+
+    @property
+    def writes_draft_rows(self) -> bool:
+        return self._head is not None
+
+    def draft_plane_ref(self, kv: KVPool) -> tuple[Tensor, Tensor, int] | None:
+        return (kv.k[-1], kv.v[-1], kv.plane_bytes) if self._head is not None else None
+
+    def proposer_state(self) -> ProposerState | None:
+        whole = self.sequence.draft_valid_tokens == self.committed_len
+        return self._head.state() if self._head is not None and whole else None
+
+    def resume(self, cache: CacheManager) -> None:
+        super().resume(cache)
+        index = self._drafters.get("ngram")
+        if isinstance(index, NgramDrafter) and index is not self.drafter:
+            said = self.request.emitted[: self.completion_tokens]
+            index.observe(len(self.request.tokens), said, self.last_hidden[None])
+
+    def know(self, tokens: Sequence[int], hiddens: Tensor) -> None:
+        if not self.demoted:
+            for drafter in self._drafters.values():
+                drafter.observe(self.sctr - len(tokens), tokens, hiddens)
+
+    def know_prompt(self, tokens: Sequence[int], hiddens: Tensor) -> None:
+        if self._head is not None:
+            self._head.observe(self.committed_len - len(tokens), tokens, hiddens)
+
+    def take_draft_rows(self) -> DraftRows | None:
+        if self._head is not None and self._head.backlog:
+            return self._head.take(self.sequence.block_table)
+        return None
+
+    # -- rounds -------------------------------------------------------------------------------------------------
+
+    def draft_job(self) -> tuple[AnyDrafter, DraftJob] | None:
+        job = super().draft_job()
+        if job is None or self.completion.replaying:
+            return job
+        turn = self._medley.next()
+        self._asked.add(turn)
+        self.drafter = drafter = self._drafters[turn]
+        k = min(self._medley.width(), self.draft_limit())
+        return drafter, DraftJob(k=k, picker=self.picker, block_table=self.sequence.block_table)
+
+    def side_jobs(self) -> list[tuple[AnyDrafter, DraftJob]]:
+        """The head keeps up while others draft."""
+        if self._head is None or self._head is self.drafter:
+            return []
+        return [(self._head, DraftJob(k=0, picker=self.picker, block_table=self.sequence.block_table))]
+
+    def judge(self, drafted: int, accepted: int, *, replayed: bool) -> None:
+        if replayed:
+            return
+        self._floor.observe(accepted)
+        self._medley.observe(drafted, accepted)
+        self.kind = self._medley.preferred
+        if self._floor.missed:
+            self._turn_off(DrafterOffReason.ACCEPTANCE)

@@ -1,0 +1,77 @@
+"""The medley: the drafter that has been bringing the most is asked, the others now and then."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.gpu_worker.engine.drafters.medley import PROBE_ROUNDS, Cost, Expected, Medley
+from services.gpu_worker.engine.requests import DrafterKind
+
+EXPECTED: dict[DrafterKind, Expected] = {
+    "block": Expected(Cost(0.8, 0.05), 1.6),
+    "mtp": Expected(Cost(0.0, 0.35), 1.4),
+    "ngram": Expected(Cost(0.0, 0.05), 1.2),
+}
+
+
+def played(worth: dict[str, int], rounds: int, *, first: DrafterKind = "block") -> tuple[Medley, list[str]]:
+    """Rounds in which each drafter's first `worth` drafts stand; answers who was asked."""
+    medley, asked = Medley(EXPECTED, most=7, first=first), []
+    for _ in range(rounds):
+        turn = medley.next()
+        asked.append(turn)
+        width = medley.width()
+        medley.observe(width, min(width, worth[turn]))
+    return medley, asked
+
+
+def test_the_one_that_brings_most_for_its_cost_is_preferred() -> None:
+    for best in EXPECTED:
+        worth = dict.fromkeys(EXPECTED, 0) | {best: 6}
+        medley, asked = played(worth, 200)
+        assert medley.preferred == best
+        assert asked[-24:].count(best) == 24 - 24 // PROBE_ROUNDS
+
+
+def test_a_probe_goes_to_the_least_recently_asked() -> None:
+    _, asked = played(dict.fromkeys(EXPECTED, 7), 8 * PROBE_ROUNDS)
+    probes = asked[PROBE_ROUNDS - 1 :: PROBE_ROUNDS]
+    assert probes[:4] == ["mtp", "ngram", "mtp", "ngram"]
+
+
+def test_more_tokens_a_verify_are_not_more_tokens_a_second() -> None:
+    """Three drafts of the head that stand cost more than two of the index."""
+    medley, _ = played({"block": 0, "mtp": 3, "ngram": 2}, 200)
+    assert medley.preferred == "ngram"
+
+
+def test_a_passage_that_suits_another_is_noticed() -> None:
+    medley = Medley(EXPECTED, most=7, first="mtp")
+    for good in ("mtp", "ngram", "block"):
+        for _ in range(150):
+            turn = medley.next()
+            width = medley.width()
+            medley.observe(width, width if turn == good else 0)
+        assert medley.preferred == good
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.integers(0, 7), max_size=60), st.sampled_from(sorted(EXPECTED)))
+def test_it_is_a_function_of_the_counts(luck: list[int], first: DrafterKind) -> None:
+    one, other = (Medley(EXPECTED, most=7, first=first) for _ in range(2))
+    for accepted in luck:
+        assert one.next() == other.next()
+        width = one.width()
+        assert 0 <= width == other.width() <= 7
+        for medley in (one, other):
+            medley.observe(width, min(accepted, width))
+        assert one.rates == other.rates
+        assert all(rate >= 0 for rate in one.rates.values())
+
+
+def test_a_drafter_alone_is_always_asked() -> None:
+    medley = Medley({"ngram": EXPECTED["ngram"]}, most=3, first="ngram")
+    for _ in range(40):
+        assert medley.next() == "ngram"
+        medley.observe(0, 0)
