@@ -2,8 +2,9 @@
 
 The way, both of which a request's first token goes several times: nats-py hands each message to a task of its
 subscription through a queue, and each publish to a task that writes. Here a message goes from the reader straight to
-who listens, and what one turn of the event loop publishes goes to the socket at its end, in one call, while that takes it
-(else to nats-py's writer, which waits): every call may cost the processor, which the server that it wakes takes over.
+who listens, and a publish straight to the socket while that takes it (else to nats-py's writer, which waits). What follows
+it in the same turn of the event loop goes at the turn's end, and a subscription with the next publish or then: every call
+may cost the processor, which the server that it wakes takes over.
 """
 
 from __future__ import annotations
@@ -41,22 +42,30 @@ class PatientClient(Client):
     def __init__(self) -> None:
         super().__init__()
         self._receivers: dict[int, Receive] = {}
-        self._writing: asyncio.Handle | None = None
+        self._turn: asyncio.Handle | None = None  # what is to be done at this turn's end
+        self._written = False  # something was, in this turn
+        self._lazy = False  # what is sent now can go with the next publish
 
     async def hear(self, subject: str, queue: str, receive: Receive) -> Subscription:
         """Hand every message on `subject` to `receive`, in order, as it is read. `unhear` ends it."""
         sid = self._sid + 1  # the one that `subscribe` takes, before it waits for anything
-        self._receivers[sid] = receive
+        self._receivers[sid], self._lazy = receive, True
         try:
             return await self.subscribe(subject, queue)
         except BaseException:
             del self._receivers[sid]
             raise
+        finally:
+            self._lazy = False
 
     async def unhear(self, subscription: Subscription) -> None:
         """End it. Raises what nats-py raises when the server is away."""
         self._receivers.pop(subscription._id, None)
-        await subscription.unsubscribe()
+        self._lazy = True
+        try:
+            await subscription.unsubscribe()
+        finally:
+            self._lazy = False
 
     # nats-py calls these
 
@@ -77,13 +86,19 @@ class PatientClient(Client):
         writer = self._writer()
         if force_flush or writer is None or writer.transport.get_write_buffer_size() >= _CONGESTED_BYTES:
             return await super()._flush_pending(force_flush)
-        if self._writing is None:
-            self._writing = asyncio.get_running_loop().call_soon(self._write)
+        if self._turn is None:
+            self._turn = asyncio.get_running_loop().call_soon(self._end_turn)
+        if not (self._written or self._lazy):
+            self._written = True
+            self._write()
         return None
+
+    def _end_turn(self) -> None:
+        self._turn, self._written = None, False
+        self._write()
 
     def _write(self) -> None:
         """What is pending, now; without a connection it stays, for the next one."""
-        self._writing = None
         writer = self._writer()
         if writer is not None and self._pending:
             pending, self._pending, self._pending_data_size = self._pending, [], 0
