@@ -48,6 +48,10 @@ class Takeover:
     seconds: float
     second: bool = False
 
+    @property
+    def late(self) -> bool:
+        return self.seconds > ACK_WAIT_S + TAKEOVER_SPARE_S
+
 
 @dataclass(kw_only=True)
 class Verdict:
@@ -87,7 +91,12 @@ def judge(
     for identifier, story in stories.items():
         one = owners.get(identifier)
         _judge_story(verdict, identifier, story, references.get(one.case.name) if one else None)
-        verdict.takeovers += takeovers(story, records, workers)
+        found = takeovers(story, records, workers)
+        verdict.takeovers += found
+        for late in (one for one in found if one.late):
+            verdict.complain(
+                f"{identifier} was claimed {late.seconds:.2f} s after a loss; {_claims(story, workers)}"
+            )
     for one in asked:
         _judge_answer(verdict, one, references[one.case.name])
         if one.end is End.BROKEN and one.way is not Way.DEADLINE:
@@ -165,6 +174,15 @@ def takeovers(story: Story, records: Sequence[Record], workers: Mapping[str, str
     return found
 
 
+def _claims(story: Story, workers: Mapping[str, str]) -> str:
+    """Who claimed it, when after the first, and at which delivery."""
+    first_ns = story.claims[0].at_ns
+    return ", ".join(
+        f"{workers.get(claim.worker_id, claim.worker_id)} at {(claim.at_ns - first_ns) / 1e9:.2f} s (delivery {claim.delivery})"
+        for claim in story.claims
+    )
+
+
 def outcomes(asked: Sequence[Asked]) -> dict[str, int]:
     """Requests by how they ended, with the typed error."""
     count: Counter[str] = Counter()
@@ -238,10 +256,8 @@ def bars(verdict: Verdict, asked: Sequence[Asked], records: Sequence[Record], qu
         )
     )
     if kinds <= set(CLAIMS_LOST):
-        late = [one for one in verdict.takeovers if one.seconds > ACK_WAIT_S + TAKEOVER_SPARE_S]
-        told.append(
-            Bar.zero(f"takeovers later than {ACK_WAIT_S + TAKEOVER_SPARE_S:g} s", len(late), "claims")
-        )
+        late = sum(one.late for one in verdict.takeovers)
+        told.append(Bar.zero(f"takeovers later than {ACK_WAIT_S + TAKEOVER_SPARE_S:g} s", late, "claims"))
         told.append(Bar.zero("failed or refused requests", failed + refused, "requests"))
     return told
 
