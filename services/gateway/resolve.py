@@ -34,6 +34,8 @@ from shared.protocol.messages import (
 _MASK: Final = (1 << 64) - 1
 GREEDY_BELOW: Final = 1e-6
 """A lower temperature is 0: logits over it would leave float32, and what it would pick is the largest one anyway."""
+OPEN_WIDTH: Final = 16
+"""Drafts a round of drafters that find their own width, where the caller names none; a worker takes as many as it can."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,4 +200,7 @@ def _speculation(fields: GenerationFields, default: Speculation) -> Speculation:
         return default
     if wanted.drafter == "none" or wanted.k == 0:
         return Speculation(drafter="none", k=0)
-    return Speculation(drafter=wanted.drafter, k=default.k or 1 if wanted.k is None else wanted.k)
+    if wanted.k is not None:
+        return Speculation(drafter=wanted.drafter, k=wanted.k)
+    open_width = wanted.drafter in ("auto", "block")
+    return Speculation(drafter=wanted.drafter, k=OPEN_WIDTH if open_width else default.k or 1)

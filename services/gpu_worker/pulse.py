@@ -80,7 +80,9 @@ class Pulse:
             drafter == "block" and core.settings.block_folder is None
         ):
             drafter = "none"
-        drafts = min(core.settings.speculation_k, core.max_drafts) if drafter != "none" else 0
+        # A block is drafted whole, and `auto` finds its own width.
+        wanted = core.max_drafts if drafter in ("auto", "block") else core.settings.speculation_k
+        drafts = min(wanted, core.max_drafts) if drafter != "none" else 0
         return Heartbeat(
             worker_id=core.identity.worker_id,
             epoch=core.identity.epoch,

@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from services.gateway.answer import call_id
+from services.gateway.resolve import OPEN_WIDTH
 from shared.protocol import subjects
 from shared.protocol.messages import EntryRef, Failure, unpack_tokens
 from tests.unit.services.gateway.line import (
@@ -123,6 +124,27 @@ async def test_a_temperature_too_small_for_float32_is_greedy(
 ) -> None:
     assert (await line.chat(temperature=asked)).status_code == 200
     assert line.worker.works[0].request.sampling.temperature == resolved
+
+
+@pytest.mark.parametrize(
+    ("asked", "resolved"),
+    [
+        ({"drafter": "none"}, ("none", 0)),
+        ({"drafter": "mtp", "k": 0}, ("none", 0)),
+        ({"drafter": "mtp"}, ("mtp", 3)),
+        ({"drafter": "ngram", "k": 5}, ("ngram", 5)),
+        ({"drafter": "auto"}, ("auto", OPEN_WIDTH)),
+        ({"drafter": "block"}, ("block", OPEN_WIDTH)),
+        ({"drafter": "block", "k": 4}, ("block", 4)),
+    ],
+    ids=str,
+)
+async def test_a_drafter_that_finds_its_own_width_is_not_narrowed(
+    line: Line, asked: dict[str, Any], resolved: tuple[str, int]
+) -> None:
+    assert (await line.chat(speculation=asked)).status_code == 200
+    told = line.worker.works[0].request.speculation
+    assert (told.drafter, told.k) == resolved
 
 
 async def test_a_negative_seed_is_taken_as_64_bits(line: Line) -> None:
