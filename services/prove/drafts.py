@@ -99,7 +99,7 @@ def reference(model: str) -> tuple[Record, ...]:
 
 
 def _trial(model: str, drafter: str, pace: Pace) -> Trial:
-    return Trial(name=f"{model} / {drafter} / {pace}", run=lambda: tried(model, drafter, pace))
+    return Trial(name=f"{model} / {drafter} / {pace}", run=lambda: tried(model, drafter, pace), shares=model)
 
 
 def _compare(name: str, expected: Record, got: Record, verdict: Verdict) -> None:

@@ -39,6 +39,13 @@ def trials(everything: bool, seed: int) -> list[tuple[str, Trial]]:
     return [(name, trial) for name, family in FAMILIES.items() for trial in family(everything, seed)]
 
 
+def dealt(asked: Sequence[tuple[str, Trial]], number: int, of: int) -> list[tuple[str, Trial]]:
+    """Those of part `number` of `of`: what shares references stays together, and the groups go to the parts by turns."""
+    group = [(family, trial.shares or trial.name) for family, trial in asked]
+    hands = {what: turn % of for turn, what in enumerate(dict.fromkeys(group))}
+    return [one for one, what in zip(asked, group, strict=True) if hands[what] == number]
+
+
 def attempt(family: str, trial: Trial) -> TrialOutcome:
     """Run a trial; one that breaks is a difference, and the others still count."""
     try:

@@ -17,7 +17,7 @@ from multiprocessing import get_context
 from typing import Final
 
 from services.prove.axes import Cell
-from services.prove.families import attempt, trials
+from services.prove.families import attempt, dealt, trials
 from services.prove.reference import Origin, References, origin
 from services.prove.report import Tally
 from services.prove.stage import Stage, groups
@@ -30,7 +30,7 @@ LEAST_CELLS: Final = 50
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shard:
-    """Number `number` of `of`: its cells, and every `of`-th trial of the families."""
+    """Number `number` of `of`: its cells, and its part of the families' trials."""
 
     number: int
     of: int
@@ -76,7 +76,7 @@ def play(shard: Shard) -> Tally:
             reported = tally.cells * REPORTS // total
             _report(shard, f"{tally.cells} of {total} cells, {tally.differences} differences")
     tally.happened.update(stage.happened)
-    mine = trials(shard.everything, shard.seed)[shard.number :: shard.of]
+    mine = dealt(trials(shard.everything, shard.seed), shard.number, shard.of)
     for name, trial in mine:
         tally.add_trial(attempt(name, trial))
     if mine:

@@ -10,7 +10,9 @@ from services.prove.compare import Verdict
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trial:
-    """`name` says what is tried, as a cell's words do. `run` makes its own engine and gives everything back."""
+    """`name` says what is tried, as a cell's words do. `run` makes its own engine and gives everything back. Trials of a
+    family that name the same `shares` need the same references, and are better run in one process."""
 
     name: str
     run: Callable[[], Verdict]
+    shares: str = ""

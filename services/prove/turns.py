@@ -94,7 +94,11 @@ def family(everything: bool, seed: int) -> list[Trial]:
 
 
 def _trial(model: str, rule: str, manner: Manner) -> Trial:
-    return Trial(name=f"{model} / {rule} / {manner}", run=lambda: tried(model, rule, manner))
+    return Trial(
+        name=f"{model} / {rule} / {manner}",
+        run=lambda: tried(model, rule, manner),
+        shares=f"{model} / {rule}",
+    )
 
 
 def tried(model: str, rule: str, manner: Manner) -> Verdict:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from rich.console import Console
 
 from services.prove import command, families
 from services.prove.compare import Verdict
-from services.prove.families import Trial, TrialOutcome, attempt, trials
+from services.prove.families import Trial, TrialOutcome, attempt, dealt, trials
 from services.prove.report import Tally
 
 GOOD = Trial(name="good", run=lambda: Verdict(compared=Counter({"tokens": 3})))
@@ -35,6 +36,20 @@ def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_familys_trials_are_asked_for() -> None:
     assert [name for name, _ in trials(False, 1)] == ["claim"]
     assert len(trials(True, 1)) == 3
+
+
+def test_what_shares_references_is_run_in_one_part_and_every_trial_in_one() -> None:
+    asked = [
+        (family, replace(GOOD, name=f"{family} {number}", shares=f"{number % 3}" if number < 6 else ""))
+        for family in ("one", "other")
+        for number in range(8)
+    ]
+    parts = [dealt(asked, number, 4) for number in range(4)]
+    assert sorted(name for part in parts for name in map(str, part)) == sorted(map(str, asked))
+    for family in ("one", "other"):
+        for shared in "012":
+            assert sum((family, shared) in {(f, t.shares) for f, t in part} for part in parts) == 1
+    assert max(map(len, parts)) <= 6
 
 
 def test_a_trial_that_breaks_is_a_difference_and_says_which() -> None:
