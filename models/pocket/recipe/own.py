@@ -33,6 +33,13 @@ def marked(prompts: list[list[int]], streams: list[list[int]]) -> list[np.ndarra
     return parts
 
 
+def keep(name: str, parts: list[np.ndarray]) -> None:
+    """Writes a shard."""
+    tokens = np.concatenate(parts)
+    np.savez_compressed(WORK / f"{name}.npz", tokens=tokens)
+    print(f"{name}: {len(tokens):,} tokens", flush=True)
+
+
 def write_own_streams(model: Pocket, *, streams: int = 4096, budget: int = 192, trial: bool = False) -> None:
     """Continues cuts of the training prose (three in four greedily, one at temperature 0.7) and writes the shard
     `own_train`; continuation tokens carry the assistant bit, so they weigh most.
@@ -62,7 +69,7 @@ def write_prose(
         prompts = [shard[i : i + length].tolist() for i in at.tolist()]
         written = generate(model, prompts, budget, (END_OF_TEXT,), temperature=temperature, seed=part)
         parts += marked(prompts, written)
-    np.savez_compressed(WORK / f"{name}.npz", tokens=np.concatenate(parts))
+    keep(name, parts)
 
 
 def answer_prompts(shard: np.ndarray, count: int, seed: int) -> list[list[int]]:
@@ -87,24 +94,26 @@ def write_dialogues(
         prompts = answer_prompts(shard, streams // len(temperatures), seed=100 + part)
         written = generate(model, prompts, budget, (IM_END, END_OF_TEXT), temperature=temperature, seed=part)
         parts += marked(prompts, written)
-    np.savez_compressed(WORK / f"{name}.npz", tokens=np.concatenate(parts))
+    keep(name, parts)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description="Writes own_prose and own_chat with the weights that ship; wants a GPU."
     )
-    parser.add_argument("--prose", type=int, default=32_768, help="streams of prose")
-    parser.add_argument("--chat", type=int, default=16_384, help="answers in dialogues")
+    parser.add_argument(
+        "--prose", type=int, default=32_768, help="streams of prose; 0 leaves the shard as it is"
+    )
+    parser.add_argument("--chat", type=int, default=16_384, help="answers in dialogues; 0 likewise")
     parser.add_argument("--budget", type=int, default=144, help="tokens written at most")
     arguments = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = weights.load(weights.FOLDER / "model.safetensors").to(device)
     lengths, temperatures = (24, 64, 128, 96), (0.0, 0.4, 0.0, 0.8)
-    write_prose(model, "own_prose", arguments.prose, arguments.budget, lengths, temperatures, seed=18)
-    write_dialogues(model, "own_chat", arguments.chat, arguments.budget, (0.3, 0.8))
-    for name in ("own_prose", "own_chat"):
-        print(name, len(np.load(WORK / f"{name}.npz")["tokens"]), "tokens", flush=True)
+    if arguments.prose:
+        write_prose(model, "own_prose", arguments.prose, arguments.budget, lengths, temperatures, seed=18)
+    if arguments.chat:
+        write_dialogues(model, "own_chat", arguments.chat, arguments.budget, (0.3, 0.8))
 
 
 if __name__ == "__main__":
