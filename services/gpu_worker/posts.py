@@ -1,9 +1,9 @@
 """Long polls that stand while nothing is known to wait, so that a request comes without being asked for.
 
 On the subjects that the worker heard of last, of its own queue and of the shared ones: a lone request then costs no round trip
-between its bell and its delivery. Each poll may bring a request, so there are never more than places for
-them; what comes in spite of that, since the room filled meanwhile, is handed back. The server serves the polls of several
-workers in the order in which they came, so those who are idle share a subject.
+between its bell and its delivery. Each poll may bring a request, so there are never more than places for them; what comes in
+spite of that, since the room filled meanwhile, is handed back. The server serves the polls of several workers in the order in
+which they came, so those who are idle share a subject.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Posts:
     """Belongs to the event loop, and to one `Puller`."""
 
     def __init__(self, own: str, poll: Callable[[str], Coroutine[Any, Any, bool]]) -> None:
-        """`own` is what the subjects of the worker's own queue begin with; `poll` waits for one request of a subject for a time, starts it, and tells
-        whether there was one."""
+        """`own` is what the subjects of the worker's own queue begin with; `poll` waits for one request of a subject for a
+        time, starts it, and tells whether there was one."""
         self._own: Final = own
         self._poll: Final = poll
         self._heard: Final[OrderedDict[str, None]] = OrderedDict()  # the last one last
