@@ -24,7 +24,7 @@ from services.gpu_worker.engine.faults import OutOfMemory
 from services.gpu_worker.engine.layers.steps import Span
 from services.gpu_worker.engine.layers.taps import Taps
 from services.gpu_worker.engine.models.block_context import BlockContext
-from services.gpu_worker.engine.models.block_heads import Proposal
+from services.gpu_worker.engine.models.block_heads import NoRows, Proposal
 from services.gpu_worker.engine.models.family import Model
 from services.gpu_worker.engine.models.hybrid import HybridModel
 from services.gpu_worker.engine.rounds import launches
@@ -220,11 +220,14 @@ class ModelRunner:
     @memory_faults()
     @torch.no_grad()
     def propose(self, asks: Sequence[BlockAsk]) -> list[Proposal]:
-        """One pass of the block drafter over all that ask. Raises `EngineFault` without one, or where it lacks rows."""
+        """One pass of the block drafter over all that ask; nothing for those whose window it does not have. Raises
+        `EngineFault` without a drafter."""
         self._bind()
         if self.block is None:
             raise EngineFault("no block drafter is loaded")
-        return self.block.propose(asks) if asks else []
+        whole = [ask for ask in asks if self.block.covers(ask.slot, ask.start)]
+        made = iter(self.block.propose(whole) if whole else ())
+        return [next(made) if ask in whole else NoRows() for ask in asks]
 
     def _whole_rounds(self) -> WholeRounds | None:
         if not self._states.placement.on_card or not isinstance(self._model, HybridModel):

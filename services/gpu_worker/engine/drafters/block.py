@@ -44,7 +44,8 @@ class BlockDrafter:
 
     def observe(self, start: int, tokens: Sequence[int], hiddens: Tensor) -> None:
         """See `Drafter.observe`: the newest token, which has no row yet, is the next anchor."""
-        self.start, self.anchor = start + len(tokens) - 1, tokens[-1]
+        if tokens:
+            self.start, self.anchor = start + len(tokens) - 1, tokens[-1]
 
 
 def draft_blocks(jobs: Sequence[tuple[BlockDrafter, DraftJob]], runner: BlockForward) -> list[list[int]]:

@@ -16,6 +16,7 @@ from torch import Tensor
 from services.gpu_worker.engine.models.block import BlockDrafter
 from services.gpu_worker.engine.models.block_config import Harvest
 from services.gpu_worker.engine.models.family import Model
+from shared.errors import EngineFault
 
 CONFIDENT: Final = 0.5
 """Chance of standing under which a draft, and those behind it, are not worth their columns."""
@@ -38,6 +39,18 @@ class Proposal(Protocol):
     def stands(self, k: int, before: int) -> bool:
         """Whether the drafter believes in its k-th draft enough."""
         ...
+
+
+class NoRows:
+    """Nothing."""
+
+    count = 0
+
+    def row(self, k: int, before: int) -> Floats:
+        raise EngineFault("a proposal without rows was asked for one")
+
+    def stands(self, k: int, before: int) -> bool:
+        return False
 
 
 class PlainRows:

@@ -230,11 +230,6 @@ class Session(PromptSide):
             tap=self.taps,
         )
 
-    @property
-    def taps(self) -> bool:
-        """Whether a block drafter takes its rows in."""
-        return False
-
     def settle(self, drafts: Sequence[int], logits: Sequence[Row], hidden: Tensor) -> int:
         """Walk the verified columns: accept drafts while they are what the target picks. Answers the rows to commit.
 

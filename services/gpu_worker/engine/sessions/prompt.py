@@ -131,6 +131,7 @@ class PromptSide:
             start=start,
             tokens=self.request.tokens[start : start + min(self.append_width, self.shape.max_verify)],
             block_table=self.sequence.block_table,
+            tap=self.taps,
         )
 
     def appended(self, rows: VerifyRows, hidden: Tensor) -> None:
@@ -144,6 +145,11 @@ class PromptSide:
     @property
     def writes_draft_rows(self) -> bool:
         """Whether decoded rows get into the draft plane too."""
+        return False
+
+    @property
+    def taps(self) -> bool:
+        """Whether a block drafter takes verified rows in."""
         return False
 
     def know_prompt(self, tokens: Sequence[int], hiddens: Tensor) -> None:

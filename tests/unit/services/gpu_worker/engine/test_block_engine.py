@@ -320,3 +320,29 @@ def test_fr_40_drafts_that_break_the_mask_are_never_said() -> None:
         assert outcomes[chosen.key].end.reason is FinishReason.LENGTH
     assert outcomes[items[3].key].tokens == plain(items[3]).tokens
     baseline(engine)
+
+
+@pytest.mark.parametrize("drafter", ["block", "auto"])
+def test_c1_3_a_turn_goes_on_from_what_was_decoded_and_drafts_on(drafter: str) -> None:
+    """Its tail is kept with the turn, the rows up to the grid are taken in as any others: the block drafter never lacks
+    its window. The same history gives the same stream, whoever drafted."""
+
+    def turns(kind: str, k: int) -> tuple[list[int], list[int], int, int]:
+        engine = engine_of("dflash", limits=replace(ALWAYS, draft_cost=0.0))
+        one = run_one(engine, item(70, "one", drafter=kind, speculation_k=k, reuse="decode", max_tokens=21))
+        tokens = (*prompt(70, 1), *one.tokens, *prompt(90, 6))
+        passes = context_of(engine).passes
+        second = request(tokens, "two", drafter=kind, speculation_k=k, reuse="decode", max_tokens=30)
+        two = run_one(engine, second)
+        baseline_but_parked(engine)
+        return one.tokens, two.tokens, two.cached_tokens, context_of(engine).passes - passes
+
+    expected, got = turns("none", 0), turns(drafter, 4)
+    assert got[:3] == expected[:3]
+    assert expected[2] > 64, "it went on off the grid"
+    assert got[3] > 0
+
+
+def baseline_but_parked(engine: Engine) -> None:
+    engine.check()
+    assert engine.stats().slots.owned == 0

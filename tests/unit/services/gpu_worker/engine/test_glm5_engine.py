@@ -212,6 +212,20 @@ def test_r_g4_a_tail_is_exported_up_to_where_it_is_asked_for_or_not_at_all() -> 
     assert session_of(native).export_draft_tail(128) is None, "the native arm has none"
 
 
+@pytest.mark.parametrize("arm", ARMS)
+def test_c1_3_a_turn_goes_on_from_what_was_decoded(arm: str) -> None:
+    def turns(drafter: str, k: int) -> tuple[list[int], list[int], int]:
+        engine = engine_of()
+        one = run_one(
+            engine, item("one", 70, drafter=drafter, speculation_k=k, reuse="decode", max_tokens=21)
+        )
+        tokens = (*prompt(70, 1), *one.tokens, *prompt(90, 6))
+        two = run_one(engine, request(tokens, "two", drafter=drafter, speculation_k=k, reuse="decode"))
+        return one.tokens, two.tokens, two.cached_tokens
+
+    assert turns(arm, 4) == turns("none", 0)
+
+
 class DemoteAt(Faults):
     def demote(self, stream: StreamKey, rounds: int) -> bool:
         return rounds >= 2
