@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,12 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.bench.queue import _burst_ms, bars
-from services.bench.queue_client import Connection, Timed
+from services.bench.queue_client import Connection, Timed, _events
 from services.bench.queue_engine import DIGITS, InstantEngine, digits_of, dims, stamp_us
 from services.bench.queue_peer import _answer, body
+from services.bench.queue_way import way
 from services.gpu_worker.engine.events import Burst, Finished, FinishReason
 from services.gpu_worker.engine.requests import GenerateRequest, SamplingParams
 from shared.errors import Unavailable
+from shared.tracestore import StoredSpan, TraceStore
 
 ALPHABET = tuple(range(100, 116))
 REQUEST = GenerateRequest(
@@ -104,3 +109,62 @@ async def test_the_caller_reads_the_instant_servers_stream_and_tells_a_stream_wi
     await asyncio.wait_for(over.wait(), 10)  # no connection outlives the loop
     with pytest.raises(Unavailable):
         Timed(sent_ns=0, events=()).first_text_ms()
+
+
+HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+CHUNKS = [
+    b": hello\n\n",
+    b'data: {"a": 1}\n',
+    b'\ndata: {"b": 2}\n\ndata: {"c"',
+    b": 3}\n\n",
+    b"data: [DONE]\n\n",
+]
+ANSWER = HEAD + b"".join(f"{len(one):x}\r\n".encode() + one + b"\r\n" for one in CHUNKS) + b"0\r\n\r\n"
+
+
+@settings(deadline=None, max_examples=60)
+@given(cuts=st.lists(st.integers(1, len(ANSWER) - 1), unique=True, max_size=12))
+def test_an_answer_reads_the_same_however_it_is_cut_and_events_have_the_time_of_their_last_piece(
+    cuts: list[int],
+) -> None:
+    edges = [0, *sorted(cuts), len(ANSWER)]
+    pieces = [(end, ANSWER[begin:end]) for begin, end in itertools.pairwise(edges)]
+    found = list(_events(pieces))
+    assert [told for _, told in found] == [{"a": 1}, {"b": 2}, {"c": 3}]
+    for at, told in found:
+        digit = json.dumps(told).encode()[-2:-1]
+        inside = ANSWER.index(digit + b"}\n")  # before the event's own end, which a later chunk may bring
+        assert at in edges
+        assert at > inside
+
+
+def test_an_answer_that_is_none_is_told() -> None:
+    with pytest.raises(Unavailable, match="503"):
+        list(_events([(1, b"HTTP/1.1 503 Service Unavailable\r\n\r\n")]))
+    with pytest.raises(Unavailable, match="closed"):
+        list(_events([]))
+
+
+async def test_the_way_is_told_by_the_spans_of_each_stream(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, trace = TraceStore(tmp_path / "traces.db"), "a" * 32
+    names = {"POST /v1/chat/completions": 1, "enqueue": 3, "worker.request": 6, "engine.burst": 9}
+    # The clock of the spans is the wall's, that of the caller the monotonic one: 100 ms between them here.
+    monkeypatch.setattr("services.bench.queue_way.SYSTEM.wall_ns", lambda: 100_000_000, raising=False)
+    monkeypatch.setattr("services.bench.queue_way.SYSTEM.monotonic_ns", lambda: 0, raising=False)
+    store.write(
+        StoredSpan(
+            trace_id=trace, span_id=f"{place:016x}", parent_id="", service="x", name=name,
+            start_ns=(100 + at) * 1_000_000, end_ns=(101 + at) * 1_000_000,
+        )
+        for place, (name, at) in enumerate(names.items())
+    )  # fmt: skip
+    events = (
+        (15_000_000, {"choices": [{"delta": {"content": "a"}}]}),
+        (20_000_000, {"burstline": {"trace_id": trace}}),
+    )
+    found = await way(store, [Timed(sent_ns=0, events=events)])
+    assert {name: figures["p50"] for name, figures in found.items()} == {
+        "to_the_gateway": 1.0, "gateway": 2.0, "queue": 3.0, "worker": 4.0, "back": 5.0,
+    }  # fmt: skip
