@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 
 import torch
 from torch import Tensor
 
 from kernels.checksum import Checksum, block_checksums
+from services.gpu_worker.engine.cache.staging import staged
 from services.gpu_worker.engine.config import BLOCK_ROWS, ModelDims
 from services.gpu_worker.engine.placement import CPU, Placement
 from shared.errors import EngineFault
-
-_STAGED: Final = 32
-"""Blocks that are on their way at once."""
 
 
 class KVPool:
@@ -75,13 +72,10 @@ class KVPool:
         """Copy into blocks what `read_block` answered, some at a time: one transfer for copies that lie side by side, one
         write into the pool for all of them. From pinned memory nothing waits."""
         order = sorted(range(len(blocks)), key=lambda number: rows[number].data_ptr())
-        staged = torch.empty((_STAGED, *rows[0].shape), dtype=self.k.dtype, device=self.k.device)
-        for first in range(0, len(order), _STAGED):
-            some = order[first : first + _STAGED]
-            _stage([rows[number] for number in some], staged)
-            index = torch.tensor([blocks[number] for number in some], dtype=torch.int64).to(self.k.device)
+        index = torch.tensor([blocks[number] for number in order], dtype=torch.int64).to(self.k.device)
+        for some, arrived in staged([rows[number] for number in order], self.k):
             for number, part in enumerate(self._parts):
-                part.index_copy_(1, index, staged[: len(some), number].transpose(0, 1))
+                part.index_copy_(1, index[some], arrived[:, number].transpose(0, 1))
 
     def sums_of(self, blocks: Sequence[int]) -> list[Checksum]:
         """The checksum of each block, as if `read_block` had copied it out; computed where it is, one wait for all."""
@@ -102,24 +96,3 @@ def _rows(blocks: Tensor) -> Tensor:
     """[planes, n, kv_heads, 64, head_dim] -> [planes, kv_heads, n * 64, head_dim]."""
     planes, count, heads, rows, width = blocks.shape
     return blocks.transpose(1, 2).reshape(planes, heads, count * rows, width)
-
-
-def _stage(rows: Sequence[Tensor], staged: Tensor) -> None:
-    """Copy rows, in the order of their addresses, into the first places of `staged`: each run of neighbours at once."""
-    size = rows[0].numel() * rows[0].element_size()
-    first = 0
-    while first < len(rows):
-        last = first + 1
-        while last < len(rows) and _follows(rows[last - 1], rows[last], size):
-            last += 1
-        run = rows[first]
-        if last - first > 1:
-            run = run.as_strided((last - first, *run.shape), (run.numel(), *run.stride()))
-        staged[first:last].view(run.shape).copy_(run, non_blocking=True)
-        first = last
-
-
-def _follows(one: Tensor, other: Tensor, size: int) -> bool:
-    """Whether `other` lies right behind `one`, of `size` bytes, in the same allocation."""
-    same = one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
-    return same and other.data_ptr() == one.data_ptr() + size
