@@ -118,7 +118,7 @@ def run_drafters(
 
 
 def bars(results: Results) -> list[Bar]:
-    """Issue 6's: what the trained drafters bring on text that they never saw, and that caching loses nothing."""
+    """What the trained drafters must bring on text that they never saw; and that caching loses nothing."""
     found = [
         Bar.at_least(f"tokens a verify, {MTP}, {group}", figures["tokens_per_verify"], MTP_TOKENS, "tokens")
         for group, figures in results.get(MTP, {}).items()
@@ -165,7 +165,7 @@ def _by_group(
             _total(one.told[PLAIN].counts for one in members),
         )
         found[group] = counts.figures() | {
-            "cpu_speed_up_over_plain": round(counts.cpu_rate / plain.cpu_rate, 3),
+            "cpu_speed_up_over_plain": round(counts.cpu_rate / plain.cpu_rate, 3) if plain.seconds else 1.0,
             "expected_speed_up": round(
                 pace.gain(counts.drafts_per_verify, counts.tokens_per_verify, kind), 3
             ),
