@@ -180,7 +180,7 @@ def test_a_port_taken_meanwhile_gives_another(
     with socket.socket() as taken:
         taken.bind((ports.LOOPBACK, 0))
         taken.listen()
-        offers = iter([taken.getsockname()[1], ports.free_port()])
+        offers = iter([taken.getsockname()[1], *(ports.free_port() for _ in range(3))])
         for module in ("nats", "postgres"):
             monkeypatch.setattr(f"services.embedded.{module}.free_port", lambda: next(offers))
         with kind(folder) as server:
