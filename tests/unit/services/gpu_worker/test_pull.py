@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from services.gpu_worker.posts import MOST
 from services.gpu_worker.pull import Puller
 from services.gpu_worker.room import Room
 from shared.errors import Unavailable
@@ -232,3 +233,14 @@ async def test_no_more_polls_stand_than_there_are_places() -> None:
         await _polling(desk, subjects.request_shared(FINGERPRINT, "normal", "b"))
         consumers = desk.transport.server.streams[subjects.REQUESTS.name].consumers
         assert sum(consumer.waiters for consumer in consumers.values()) == 1
+
+
+async def test_polls_are_kept_for_the_lanes_heard_of_last_alone() -> None:
+    """Tenants come and go; what a worker holds for them does not grow."""
+    async with _desk(64, look_s=60) as desk:
+        for number in range(3 * MOST):
+            await desk.put(f"r{number}", tenant=f"t{number}")
+            await until(lambda number=number: len(desk.started) == number + 1)
+        await until(lambda: len(desk.puller._consumers) <= MOST)
+        consumers = desk.transport.server.streams[subjects.REQUESTS.name].consumers
+        await until(lambda: 0 < sum(consumer.waiters for consumer in consumers.values()) <= MOST)
