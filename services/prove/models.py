@@ -12,8 +12,8 @@ from typing import Final
 
 from services.gpu_worker.engine.config import FULL, LINEAR, ModelDims
 from services.gpu_worker.engine.models.block_loader import load_block
-from services.gpu_worker.engine.models.dense_config import GEMMA3, LLAMA
-from services.gpu_worker.engine.models.latent_config import GLM_LITE
+from services.gpu_worker.engine.models.dense_config import GEMMA3, LLAMA, QWEN3_MOE
+from services.gpu_worker.engine.models.latent_config import GLM_DSA, GLM_LITE
 from services.gpu_worker.engine.models.loader import LoadedModel, load_model
 from services.gpu_worker.engine.models.random import TINY, write_random_model
 from services.gpu_worker.engine.models.random_block import block_hf_config, write_random_block
@@ -92,6 +92,20 @@ def latent() -> LoadedModel:
 
 
 @cache
+def sparse() -> LoadedModel:
+    """As `latent`, and every layer's attention sees few of a prompt's keys, which an index chooses."""
+    config = latent_hf_config(GLM_DSA, vocab_size=VOCAB, index_topk=48)
+    return _written(lambda path: write_random_latent(path, config, seed=RANDOM_SEED))
+
+
+@cache
+def dense_mixture() -> LoadedModel:
+    """Random weights: dense attention, feed-forward layers of experts."""
+    config = dense_hf_config(QWEN3_MOE, vocab_size=VOCAB)
+    return _written(lambda path: write_random_dense(path, config, seed=RANDOM_SEED))
+
+
+@cache
 def with_block(name: str) -> LoadedModel:
     """One of `EVERY` with a block drafter of random weights beside it."""
     loaded = EVERY[name]()
@@ -114,7 +128,9 @@ EVERY: Final[Mapping[str, Callable[[], LoadedModel]]] = {
     "window": windowed,
     "llama": llama,
     "qwen3-next": qwen3_next,
+    "qwen3-moe": dense_mixture,
     "latent": latent,
+    "sparse": sparse,
 }
 """A model of each family."""
 
@@ -124,6 +140,14 @@ HAS: Final[Mapping[str, tuple[str, ...]]] = {
     "window": ("ngram", "block", "auto"),
     "llama": ("ngram", "block", "auto"),
     "qwen3-next": ("mtp", "ngram", "block", "auto"),
+    "qwen3-moe": ("ngram", "block", "auto"),
     "latent": ("mtp", "ngram", "block", "auto"),
+    "sparse": ("mtp", "ngram", "block", "auto"),
 }
 """The kinds of drafters that there are for each."""
+
+
+def runs(name: str) -> bool:
+    """Whether one of `EVERY` runs where models are loaded: a card chooses no keys, so that contexts end at `index_topk`
+    there."""
+    return name != "sparse" or not _placement().on_card
