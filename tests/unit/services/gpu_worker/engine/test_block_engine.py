@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -59,7 +60,12 @@ def context_of(engine: Engine) -> BlockContext:
 
 
 def plain(chosen: GenerateRequest) -> Outcome:
-    return run_one(build(), replace(chosen, drafter="none", speculation_k=0, use_cache=False))
+    return _plain(replace(chosen, drafter="none", speculation_k=0, use_cache=False, request_id="plain"))
+
+
+@cache
+def _plain(chosen: GenerateRequest) -> Outcome:
+    return run_one(build(), chosen)
 
 
 @pytest.mark.parametrize("rule", RULES)

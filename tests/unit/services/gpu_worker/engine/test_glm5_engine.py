@@ -45,7 +45,14 @@ def item(name: str = "r", length: int = 150, **fields: Any) -> GenerateRequest:
 
 
 def plain(chosen: GenerateRequest) -> Outcome:
-    return run_one(engine_of(), replace(chosen, drafter="none", speculation_k=0, use_cache=False))
+    return _plain(
+        replace(chosen, drafter="none", speculation_k=0, use_cache=False, capture_at=None, request_id="plain")
+    )
+
+
+@cache
+def _plain(chosen: GenerateRequest) -> Outcome:
+    return run_one(engine_of(), chosen)
 
 
 def session_of(engine: Engine) -> Glm5SpecSession:
