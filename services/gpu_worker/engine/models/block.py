@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels import activation, matmul, norm_rope
+from kernels import matmul, norm_rope
 from kernels.norm_rope import qk_norm_rope
 from services.gpu_worker.engine.models.block_config import BlockDims
 from services.gpu_worker.engine.models.rope import scaled_rope_table
@@ -107,9 +107,8 @@ class DraftLayer:
         return DynamicConv.apply(inner(DynamicConv.apply(normed, before)), after)
 
     def _mlp(self, x: Tensor) -> Tensor:
-        return self._down(activation.swiglu(self._gate_up(x).view(-1, 2 * self._dims.intermediate))).view(
-            x.shape
-        )
+        gate, up = self._gate_up(x).chunk(2, dim=-1)
+        return self._down(F.silu(gate) * up)
 
     def _attend(self, x: Tensor, *, layer: int, view: ContextView) -> Tensor:
         dims, (sequences, block, _) = self._dims, x.shape
