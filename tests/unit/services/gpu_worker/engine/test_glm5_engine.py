@@ -220,6 +220,25 @@ def test_r_g4_a_tail_is_exported_up_to_where_it_is_asked_for_or_not_at_all() -> 
 
 
 @pytest.mark.parametrize("arm", ARMS)
+def test_r_g5_what_a_deferred_publication_reads_does_not_change(arm: str) -> None:
+    """Rows below a boundary, by the session's own reference to the sequence, from round 1 to the end."""
+    engine = engine_of(STEPWISE)
+    driver = Driver(engine)
+    driver.submit(item(drafter=arm, sampling=WARM))
+    for _ in range(3):
+        driver.step()
+    session = session_of(engine)
+    reference = session.cache_ref
+    assert reference is session.sequence
+    before = engine.kv.read_rows(reference.block_table, 0, 128)
+    for _ in range(8):
+        driver.step()
+    assert session.rounds > 4
+    assert torch.equal(engine.kv.read_rows(reference.block_table, 0, 128), before)
+    driver.run()
+
+
+@pytest.mark.parametrize("arm", ARMS)
 def test_c1_3_a_turn_goes_on_from_what_was_decoded(arm: str) -> None:
     def turns(drafter: str, k: int) -> tuple[list[int], list[int], int]:
         engine = engine_of()
