@@ -10,7 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from services.gpu_worker.engine.config import BLOCK_ROWS, EngineConfig
-from services.gpu_worker.engine.limits import EngineLimits, SpecGate
+from services.gpu_worker.engine.limits import BlockWidth, EngineLimits, SpecGate
 from shared.config import POCKET, Settings
 
 PREFIX = "BURSTLINE_WORKER_"
@@ -63,6 +63,8 @@ class WorkerSettings(Settings):
     spec_floor: float = Field(default=1.1, ge=0)
     """Tokens a verify under which a stream's drafter is turned off."""
     spec_floor_rounds: int = Field(default=64, ge=1)
+    block_width: BlockWidth = "gate"
+    """What the verify width of a block drafter follows: what its drafts have been worth, or one more than stood last."""
     decode_ckpt_blocks: int = Field(default=4, ge=0)
     """Blocks of 64 rows between two checkpoints of a decoding stream, from which it comes back when it was set aside; 0 =
     none are taken."""
@@ -166,6 +168,7 @@ class WorkerSettings(Settings):
             ),
             floor=self.spec_floor,
             floor_rounds=self.spec_floor_rounds,
+            block_width=self.block_width,
             decode_ckpt_blocks=self.decode_ckpt_blocks,
             max_decoded=self.max_decoded,
         )
