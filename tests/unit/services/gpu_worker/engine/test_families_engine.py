@@ -94,14 +94,14 @@ def test_fr_7_spilled_rows_come_back_as_the_same_bits(name: str) -> None:
 @pytest.mark.parametrize("name", FOLDERS)
 def test_fr_18_streams_that_give_way_come_back_and_say_the_same(name: str) -> None:
     items = [prompt(100 + 20 * number, seed=20 + number) for number in range(2)]
-    one = engine(name, limits=TIGHT, num_blocks=6)
+    one = engine(name, limits=TIGHT, num_blocks=5, max_context=320)
     driver = Driver(one)
     outcomes = driver.run(
-        turn(f"r{number}", tokens, speculation_k=3, drafter="mtp", max_tokens=90)
+        turn(f"r{number}", tokens, speculation_k=3, drafter="mtp", max_tokens=60)
         for number, tokens in enumerate(items)
     )
     for number, tokens in enumerate(items):
-        assert said(outcomes[f"r{number}", 0]) == cold(name, tokens, 90)
+        assert said(outcomes[f"r{number}", 0]) == cold(name, tokens, 60)
     assert any(isinstance(event, Parked) and event.preempted for event in driver.events)
     baseline(one)
 
