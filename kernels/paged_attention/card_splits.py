@@ -1,12 +1,15 @@
 """Decode and verify attention on a card: absolute splits of 256 keys side by side, then their ordered sum.
 
-A program takes a tile of 64 (column, head of the group) rows of one KV head over one split, page by page with a running
-maximum, and leaves (m, l, acc) in float32. The second launch adds the splits of a row in ascending order. Split bounds
-are positions, so a row's bits do not know how long its neighbours are, nor how many columns run with it: a page that a row
-does not see scales its sums by exactly 1 and adds exactly 0.
+A program takes a tile of (column, head of the group) rows of one KV head over one split, page by page with a running
+maximum, and leaves (m, l, acc) in float32. Both products have the keys, then the head's elements, on the side where the
+tensor cores want 64, so that a tile may have 16 rows. The second launch adds the splits of a row in a fixed order. Split
+bounds are positions, so a row's bits do not know how long its neighbours are, nor how many columns run with it: a page that
+a row does not see scales its sums by exactly 1 and adds exactly 0.
 """
 
 from __future__ import annotations
+
+from typing import Final
 
 import torch
 import triton
@@ -19,8 +22,15 @@ from kernels.paged_attention.card_pages import LOG2E, pages, precision
 from kernels.paged_attention.plan import CardAttention
 from kernels.tiles import ROWS, SPLIT_ROWS
 
-_TILE = 64
-"""Rows of a query tile: columns x heads of the group, as many whole columns as fit."""
+_TILES: Final = (16, 32, 64)
+"""Rows that a query tile can have: columns x heads of the group, as many whole columns as fit. A row has the same bits in
+each, because a tile's rows are the free side of both products."""
+
+_WIDE: Final = 32
+"""The tile of many columns. 64 is for groups that fill no less: its accumulators cost more than the keys read twice."""
+
+_BLOCK: Final = 8
+"""Splits that the sum takes at a time."""
 
 
 @triton.jit(do_not_specialize=["columns", "table_row", "splits", "window"])
@@ -51,7 +61,6 @@ def _split_kernel(
     """Program (split, KV head and query tile, sequence)."""
     if OVERLAP:
         gdc_launch_dependents()
-        gdc_wait()
     group: tl.constexpr = HEADS // KV_HEADS
     width: tl.constexpr = TILE // group
     split, sequence = tl.program_id(0), tl.program_id(2)
@@ -60,43 +69,44 @@ def _split_kernel(
     last_key = start + tl.minimum(first + width, count) - 1
     first_key = tl.where(window > 0, tl.maximum(start + first - window + 1, 0), 0)
     base = split * SPLIT
+    if OVERLAP:
+        gdc_wait()
     if (first >= count) | (base > last_key) | (base + SPLIT <= first_key):
         return
     r = tl.arange(0, TILE)
     d = tl.arange(0, BLOCK_D)
     p = tl.arange(0, PAGE)
-    in_d = d < D
     column = first + r // group
     real = (r < width * group) & (column < count)
     row = (sequence.to(tl.int64) * columns + column) * HEADS + kv_head * group + r % group
-    q = tl.load(query + row[:, None] * D + d[None, :], mask=real[:, None] & in_d[None, :], other=0.0)
-    position = (start + column)[:, None]
+    held = real[:, None] & (d < D)[None, :]
+    q = tl.trans(tl.load(query + row[:, None] * D + d[None, :], mask=held, other=0.0))
+    position = (start + column)[None, :]
     lowest = tl.where(window > 0, position - window, -1)
     peak = tl.full([TILE], -float("inf"), tl.float32)
     total = tl.zeros([TILE], tl.float32)
-    acc = tl.zeros([TILE, BLOCK_D], tl.float32)
+    acc = tl.zeros([BLOCK_D, TILE], tl.float32)
     from_page = tl.maximum(first_key - base, 0) // PAGE
     to_page = (tl.minimum(last_key - base, SPLIT - 1)) // PAGE + 1
     for page in range(from_page, to_page):
-        key = base + page * PAGE + p
         block = tl.load(tables + sequence * table_row + base // PAGE + page)
         at = (block * KV_HEADS + kv_head) * PAGE
         k = keys.load([at, 0])
-        seen = (key[None, :] <= position) & (key[None, :] > lowest)
-        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-        scores = tl.where(seen, scores, -float("inf"))
-        higher = tl.maximum(peak, tl.max(scores, axis=1))
-        finite = tl.where(higher == -float("inf"), 0.0, higher)
-        weights = tl.exp2((scores - finite[:, None]) * LOG2E)
-        shrink = tl.exp2((peak - finite) * LOG2E)
-        total = total * shrink + tl.sum(weights, axis=1)
         v = values.load([at, 0])
-        acc = tl.dot(weights.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
+        key = (base + page * PAGE + p)[:, None]
+        scores = tl.dot(k, q, input_precision=PRECISION)
+        scores = tl.where((key <= position) & (key > lowest), scores, -float("inf"))
+        higher = tl.maximum(peak, tl.max(scores, axis=0))
+        finite = tl.where(higher == -float("inf"), 0.0, higher)
+        weights = tl.exp2((scores - finite[None, :]) * LOG2E)
+        shrink = tl.exp2((peak - finite) * LOG2E)
+        total = total * shrink + tl.sum(weights, axis=0)
+        acc = tl.dot(tl.trans(v), weights.to(v.dtype), acc * shrink[None, :], input_precision=PRECISION)
         peak = higher
     at = row * splits + split
     tl.store(peaks + at, peak, mask=real)
     tl.store(sums + at, total, mask=real)
-    tl.store(parts + at[:, None] * D + d[None, :], acc, mask=real[:, None] & in_d[None, :])
+    tl.store(parts + at[:, None] * D + d[None, :], tl.trans(acc), mask=held)
 
 
 @triton.jit(do_not_specialize=["columns", "splits", "window"])
@@ -116,35 +126,44 @@ def _combine_kernel(
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
     SPLIT: tl.constexpr,
+    BLOCK: tl.constexpr,
     GATED: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Program (row, head): the row's splits in ascending order, then the gate."""
+    """Program (row, head): the row's splits, `BLOCK` absolute ones at a time, then the gate."""
     if OVERLAP:
         gdc_launch_dependents()
-        gdc_wait()
     row, head = tl.program_id(0), tl.program_id(1)
     sequence, t = row // columns, row % columns
     d = tl.arange(0, BLOCK_D)
     inside = d < D
     here = row.to(tl.int64) * HEADS + head
-    if t >= tl.load(counts + sequence):
+    count, position = tl.load(counts + sequence), tl.load(starts + sequence) + t
+    if OVERLAP:
+        gdc_wait()
+    if t >= count:
         tl.store(out + here * D + d, tl.zeros([BLOCK_D], out.dtype.element_ty), mask=inside)
         return
-    position = tl.load(starts + sequence) + t
     first = tl.where(window > 0, tl.maximum(position - window + 1, 0), 0) // SPLIT
-    at = here * splits + first
-    peak, total = tl.load(peaks + at), tl.load(sums + at)
-    acc = tl.load(parts + at * D + d, mask=inside, other=0.0)
-    for split in range(first + 1, position // SPLIT + 1):
-        at = here * splits + split
-        own = tl.load(peaks + at)
-        higher = tl.maximum(peak, own)
-        shrink, grow = tl.exp2((peak - higher) * LOG2E), tl.exp2((own - higher) * LOG2E)
-        total = total * shrink + tl.load(sums + at) * grow
-        acc = acc * shrink + tl.load(parts + at * D + d, mask=inside, other=0.0) * grow
-        peak = higher
-    result = acc / total
+    last = position // SPLIT
+    n = tl.arange(0, BLOCK)
+    at = here * splits + n
+    peak = tl.full([BLOCK], -float("inf"), tl.float32)
+    for block in range(first // BLOCK, last // BLOCK + 1):
+        known = (block * BLOCK + n >= first) & (block * BLOCK + n <= last)
+        peak = tl.maximum(peak, tl.load(peaks + at + block * BLOCK, mask=known, other=-float("inf")))
+    highest = tl.max(peak, axis=0)
+    total = tl.zeros([BLOCK], tl.float32)
+    acc = tl.zeros([BLOCK_D], tl.float32)
+    for block in range(first // BLOCK, last // BLOCK + 1):
+        known = (block * BLOCK + n >= first) & (block * BLOCK + n <= last)
+        own = at + block * BLOCK
+        weight = tl.exp2((tl.load(peaks + own, mask=known, other=-float("inf")) - highest) * LOG2E)
+        total += weight * tl.load(sums + own, mask=known, other=0.0)
+        held = known[:, None] & inside[None, :]
+        part = tl.load(parts + own[:, None] * D + d[None, :], mask=held, other=0.0)
+        acc += tl.sum(part * weight[:, None], axis=0)
+    result = acc / tl.sum(total, axis=0)
     if GATED:
         x = tl.load(gate + row.to(tl.int64) * GATE_ROW + head * D + d, mask=inside, other=0.0).to(tl.float32)
         result = result / (1.0 + tl.exp(-x))
@@ -156,13 +175,12 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, card: CardAttention, gat
     rows, heads, width = query.shape
     kv_heads, splits = keys.shape[1], card.max_splits
     group = heads // kv_heads
-    if group > _TILE:
-        raise ValueError(f"{group} query heads a KV head, a tile holds {_TILE}")
+    tile = _tile(group, card.columns)
     block_d = max(16, triton.next_power_of_2(width))
     sequences = card.starts.shape[0]
     scalars = torch.empty(2, rows, heads, splits, dtype=torch.float32, device=query.device)
     parts = torch.empty(rows, heads, splits, width, dtype=torch.float32, device=query.device)
-    tiles = triton.cdiv(card.columns, _TILE // group)
+    tiles = triton.cdiv(card.columns, tile // group)
     _split_kernel[(splits, kv_heads * tiles, sequences)](
         query,
         pages(keys),
@@ -181,12 +199,12 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, card: CardAttention, gat
         KV_HEADS=kv_heads,
         D=width,
         BLOCK_D=block_d,
-        TILE=_TILE,
+        TILE=tile,
         PAGE=ROWS,
         SPLIT=SPLIT_ROWS,
         PRECISION=precision(query),
-        num_warps=8,
-        num_stages=2,
+        num_warps=4,
+        num_stages=2,  # not 1: triton 3.6 then computes the second product wrongly
         **PDL,
     )
     return combine(scalars, parts, card, query.dtype, SPLIT_ROWS, gate)
@@ -220,8 +238,16 @@ def combine(
         D=width,
         BLOCK_D=max(16, triton.next_power_of_2(width)),
         SPLIT=split,
+        BLOCK=_BLOCK,
         GATED=gate is not None,
         num_warps=1,
         **PDL,
     )
     return out
+
+
+def _tile(group: int, columns: int) -> int:
+    """The least tile that holds all columns, or `_WIDE`, or what one column needs. Raises ValueError when none does."""
+    if group > _TILES[-1]:
+        raise ValueError(f"{group} query heads a KV head, a tile holds {_TILES[-1]}")
+    return next(tile for tile in _TILES if group * columns <= tile or group <= tile >= _WIDE)
