@@ -111,10 +111,10 @@ def write(prompts: list[Prompt], folder: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--wide", action="store_true", help="600 prompts a kind into .work/heldout")
+    parser.add_argument("--wide", action="store_true", help="250 prompts a kind into .work/heldout")
     arguments = parser.parse_args()
     if arguments.wide:
-        write(collect(600, 256, 600), WORK / "heldout")
+        write(collect(600, 256, 250), WORK / "heldout")
     else:
         write(collect(100, 512, 24), FOLDER_HELD)
 
