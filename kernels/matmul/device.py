@@ -103,7 +103,7 @@ def _product(x: Tensor, packed: Packed, prefill: bool, out_dtype: torch.dtype) -
         at = cut(n, k, programs=programs)
         for first in range(0, x.shape[0], MOST_ROWS):
             some = x[first : first + MOST_ROWS]
-            tile = row_tile(some.shape[0], programs=programs)
+            tile = row_tile(some.shape[0], at, programs=programs)
             stream_product(some, packed, out[first : first + MOST_ROWS], tile, at)
     return out
 

@@ -95,7 +95,12 @@ _TILES: Final = {
 registers, where a float8 weight is widened."""
 
 
-def row_tile(rows: int, *, programs: int = 1) -> RowTile:
+_SLICED: Final = RowTile(64, 2, 3, 4, False)
+"""64 rows of a bfloat16 weight whose tiles are sliced: more of a run is its end, which four warps are through sooner."""
+
+
+def row_tile(rows: int, at: Cut, *, programs: int = 1) -> RowTile:
     """The smallest tile that holds the rows, or the largest there is."""
     tiles = _TILES[programs]
-    return next((tile for tile in tiles if rows <= tile.rows), tiles[-1])
+    tile = next((tile for tile in tiles if rows <= tile.rows), tiles[-1])
+    return _SLICED if programs == 1 and at.slices > 1 and tile.rows == _SLICED.rows else tile

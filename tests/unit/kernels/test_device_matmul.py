@@ -39,7 +39,7 @@ def test_product_is_right(nan_filled_empty: None, n: int, k: int, prefill: bool)
 @pytest.mark.parametrize("prefill", [False, True], ids=["decode", "prefill"])
 def test_rows_keep_their_bits(prefill: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     # Here numpy multiplies, whose bits belong to a tile's shape; that the card's do not is the gate's to show.
-    monkeypatch.setattr(device, "row_tile", lambda rows, programs: tiles.RowTile(64, 1, 2, 4, True))
+    monkeypatch.setattr(device, "row_tile", lambda rows, at, programs: tiles.RowTile(64, 1, 2, 4, True))
     x, weight = _draw(130, 136, 600)
     packed = device.pack(weight, "card")
     whole = device.linear(x, packed, prefill=prefill)
@@ -132,6 +132,15 @@ def test_every_row_tile_and_cut_computes_the_same(
     out = torch.empty(19, 264)
     device.stream_product(x, packed, out, tiles.RowTile(16, deep, 2, 4, swap), at)
     torch.testing.assert_close(out.double(), x.double() @ weight.double().T, rtol=1e-4, atol=1e-4)
+
+
+def test_the_row_tile_follows_the_rows_and_the_cut() -> None:
+    whole, sliced = tiles.cut(16480, 5120), tiles.cut(5120, 17408)
+    for rows, height in ((1, 16), (16, 16), (17, 32), (33, 64), (64, 64), (65, 128), (256, 128)):
+        for at in (whole, sliced):
+            assert all(tiles.row_tile(rows, at, programs=p).rows == height for p in (1, 2, 3))
+    assert tiles.row_tile(64, whole).warps == 8
+    assert tiles.row_tile(64, sliced).warps == 4
 
 
 def test_padded_baseline_takes_any_row_count() -> None:

@@ -23,7 +23,7 @@ def _run_all(calls: Sequence[Callable[[], object]]) -> float:
 
 @pytest.fixture(autouse=True)
 def _one_tile(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tune, "row_tile", lambda rows: TILES[0])
+    monkeypatch.setattr(tune, "row_tile", lambda rows, at: TILES[0])
 
 
 def test_every_candidate_is_timed_and_compared() -> None:
