@@ -16,7 +16,7 @@ from services.gpu_worker.engine.models.loader import LoadedModel
 from services.gpu_worker.engine.requests import GenerateRequest, SamplingParams
 from services.prove.axes import POLICIES, Drafting
 from services.prove.driver import WHOLE, Driver, WatchedEngine
-from shared.clock import SYSTEM
+from shared.clock import SystemClock
 from shared.errors import EngineFault
 from shared.protocol.chain import chain
 
@@ -31,6 +31,13 @@ class Told:
 
     tokens: tuple[int, ...]
     counts: Counts
+
+
+class _Processor(SystemClock):
+    """Durations are of this process's work: what others take of the machine is not in them."""
+
+    def monotonic_ns(self) -> int:
+        return int(cpu_seconds() * 1e9)
 
 
 class Streams:
@@ -51,7 +58,7 @@ class Streams:
         self._driver = Driver(self._engine)
 
     def pace(self) -> Pace:
-        """Launches of one stream, timed while nobody else has the slots."""
+        """Launches of one stream in processor time, timed while nobody else has the slots."""
         engine, block = self._engine, self._engine.runner.block
 
         def reset(slot: int) -> None:
@@ -59,7 +66,7 @@ class Streams:
             if block is not None:
                 block.reset(slot)
 
-        (pace,) = measured(engine.runner, batches=[1], columns=COLUMNS, reset=reset, clock=SYSTEM)
+        (pace,) = measured(engine.runner, batches=[1], columns=COLUMNS, reset=reset, clock=_Processor())
         return pace
 
     def tell(self, prompt: Prompt, name: str, drafting: Drafting) -> Told:

@@ -2,7 +2,7 @@
 
 Every prompt is answered greedily by every drafter in turn (the next prompt in the other order), so that a machine that
 slows down slows all of them. Some prompts of each kind are then drafted again from their whole history (`history`).
-Expected speed-ups are those that a worker would reckon with: tokens a verify and launches timed at the start.
+Expected speed-ups are those that a worker would reckon with: tokens a verify and launches timed (in processor time) at the start.
 """
 
 from __future__ import annotations
