@@ -124,6 +124,21 @@ def test_verify_values(shape: DeltaShape) -> None:
     assert torch.equal(card.state[1], torch.zeros_like(card.state[1]))
 
 
+def test_a_pending_row_is_its_key_its_decay_and_its_correction() -> None:
+    shape = SHAPES[0]
+    rows = _projected(4, shape, 2)
+    plain, poisoned = Card(shape, 1, 8), Card(shape, 1, 8)
+    for card in (plain, poisoned):
+        card.verify([0], [rows[:3]], [0], 3)
+        card.pending[0] = 3
+    # Queries and betas have done their work.
+    poisoned.store[0, :, : shape.key_heads * shape.key_dim] = torch.nan
+    poisoned.store[0, :, shape.channels : shape.channels + shape.value_heads] = torch.nan
+    results = [card.verify([0], [rows[3:]], [1], 1) for card in (plain, poisoned)]
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(plain.state, poisoned.state)
+
+
 def test_any_schedule_of_folds_and_columns_gives_the_same_bits() -> None:
     shape, total, ring = SHAPES[0], 18, 14
     rows = {slot: _projected(total + 8, shape, slot) for slot in (0, 1)}
