@@ -16,7 +16,7 @@ from services.bench.cache import bars as cache_bars
 from services.bench.cache import run_cache
 from services.bench.decode import bars as decode_bars
 from services.bench.decode import run_decode
-from services.bench.drafters import EACH, MAX_TOKENS, run_drafters, shipped
+from services.bench.drafters import EACH, MAX_TOKENS, run_drafters, shipped, without_cache
 from services.bench.drafters import KINDS as DRAFTERS
 from services.bench.drafters import bars as drafter_bars
 from services.bench.held_out import KINDS, held_out
@@ -70,7 +70,7 @@ def spec(
     rules = _of(tuple(RULES), rule, "--rule")
     loads = [Load(rule=one, batch=size) for one in rules for size in batch or BATCHES]
     with _measuring():
-        results = run_spec(pocket(), loads, repeats=repeats, report=_progress)
+        results = run_spec(shipped(DRAFTERS), loads, repeats=repeats, report=_progress)
     Console().print(load_table(results))
     _end("bench spec", {"threads": 1, "repeats": repeats, "loads": results}, bars(results), json_file)
 
@@ -90,7 +90,7 @@ def _drafters(
 ) -> NoReturn:
     prompts = [prompt for prompt in held_out(each) if prompt.kind in texts]
     with _measuring():
-        model, history = shipped(kinds)
+        model, history = shipped(kinds), without_cache(kinds)
         results, launches = run_drafters(model, prompts, history, kinds=kinds, report=_progress)
     Console().print(drafter_table(results))
     shown = {

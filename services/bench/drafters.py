@@ -31,12 +31,13 @@ from shared.evidence import Bar
 MAX_TOKENS: Final = 64
 EACH: Final = 24
 """Prompts of a kind that are answered."""
-REFERENCED: Final = 4
+REFERENCED: Final = 6
 """Of those, drafted again without a cache."""
 DEPTHS: Final = (1, 2, 3, 4, 5)
 REPEATED: Final = 7
 """Drafts of the n-gram drafter."""
 KINDS: Final[tuple[DrafterKind, ...]] = ("mtp", "block", "ngram")
+BLOCK_FOLDER: Final = POCKET / "block"
 PLAIN: Final = "none"
 MTP: Final = "mtp K=3"
 MTP_TOKENS: Final = 2.2
@@ -52,14 +53,15 @@ Results = dict[str, dict[str, dict[str, Any]]]
 """Drafter -> group of texts -> figures."""
 
 
-def shipped(kinds: Iterable[DrafterKind]) -> tuple[LoadedModel, History]:
-    """The pocket model, with its block drafter if that is asked for, for the engine and without a cache. Raises EngineFault
-    when a folder is not whole."""
-    folder = POCKET / "block"
-    if "block" not in kinds:
-        return pocket(), History(POCKET)
-    loaded = replace(pocket(), drafter=load_block(folder, pocket().model))
-    return loaded, History(POCKET, folder)
+def shipped(kinds: Iterable[DrafterKind]) -> LoadedModel:
+    """The pocket model, with its block drafter if that is asked for. Raises EngineFault when a folder is not whole."""
+    loaded = pocket()
+    return replace(loaded, drafter=load_block(BLOCK_FOLDER, loaded.model)) if "block" in kinds else loaded
+
+
+def without_cache(kinds: Iterable[DrafterKind]) -> History:
+    """The same for the reference."""
+    return History(POCKET, BLOCK_FOLDER if "block" in kinds else None)
 
 
 def arms(kinds: Iterable[DrafterKind], model: LoadedModel) -> dict[str, Drafting]:

@@ -14,7 +14,7 @@ from services.bench.figures import Pass, summary
 from services.bench.load import Arm, Load, measure
 from services.gpu_worker.engine.limits import SpecGate
 from services.gpu_worker.engine.models.loader import LoadedModel
-from services.prove.axes import DRAFTERS, POLICIES, Policy
+from services.prove.axes import DRAFTERS, POLICIES, Drafting, Policy
 from shared.evidence import Bar
 
 PLAIN: Final = "none"
@@ -30,8 +30,9 @@ ARMS: Final[Mapping[str, Arm]] = {
     **{
         name: Arm(drafting=drafting, policy=ALWAYS)
         for name, drafting in DRAFTERS.items()
-        if not drafting.journal
+        if not drafting.journal and drafting.kind != "block"
     },
+    "block K=7": Arm(drafting=Drafting(k=7, kind="block"), policy=ALWAYS),
     f"{LONGEST}, draft gate": Arm(
         drafting=DRAFTERS[LONGEST], policy=Policy(base=replace(IF_IT_PAYS.base, spec_gate=None))
     ),

@@ -110,7 +110,8 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str]]:
     """`burstline bench spec` with figures that are given."""
 
     def go(*options: str, **figures: float) -> tuple[int, str]:
-        monkeypatch.setattr(command, "shipped", lambda kinds: (None, None))
+        monkeypatch.setattr(command, "shipped", lambda kinds: None)
+        monkeypatch.setattr(command, "without_cache", lambda kinds: None)
         monkeypatch.setattr(
             command, "run_drafters", lambda *_, **__: (results_of(**figures), {"plain": 0.01})
         )

@@ -39,7 +39,7 @@ def measuring(said: Callable[[Arm], int]) -> Measure:
 def test_a_model_is_measured_with_the_drafters_that_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spec, "measure", measuring(lambda arm: 5))
     (figures,) = run_spec(tiny(), [LOAD], repeats=2).values()
-    assert set(ARMS) - set(figures) == {"block K=4"}
+    assert set(ARMS) - set(figures) == {"block K=7"}
     (figures,) = run_spec(with_block("tiny"), [LOAD], repeats=1).values()
     assert set(ARMS) == set(figures)
 
