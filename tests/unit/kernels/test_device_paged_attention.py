@@ -8,6 +8,7 @@ from torch import Tensor
 
 from kernels.norm_rope.reference import rope_table
 from kernels.paged_attention import AttentionPlan, CardAttention, WritePlan, device, reference
+from kernels.paged_attention.card_splits import _tile
 from kernels.testing import poison
 
 BLOCKS, ROWS = 24, 64
@@ -86,7 +87,9 @@ def _close(actual: Tensor, expected: Tensor) -> None:
     assert error < 2e-6, f"relative error {error:.2e}"
 
 
-@pytest.mark.parametrize(("heads", "kv_heads", "width"), [(4, 2, 16), (3, 1, 24), (2, 2, 64), (16, 1, 16)])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "width"), [(4, 2, 16), (3, 1, 24), (2, 2, 64), (16, 1, 16), (40, 1, 8)]
+)
 @pytest.mark.parametrize("prefill", [False, True])
 def test_values(heads: int, kv_heads: int, width: int, prefill: bool) -> None:
     pages = Pages(70, heads, kv_heads, width)
@@ -108,6 +111,19 @@ def test_a_row_has_its_bits_in_any_verify(position: int) -> None:
         out = pages.launch([1, 0, 0], [3, start, 0], [2, count, 0], columns, splits=5)
         assert torch.equal(out[1, position - start], alone)
         assert torch.equal(out[2], torch.zeros_like(out[2]))
+
+
+@pytest.mark.parametrize(
+    ("group", "columns", "tile"),
+    [(6, 1, 16), (6, 2, 16), (6, 4, 32), (6, 16, 32), (8, 16, 32), (17, 1, 32), (33, 1, 64), (64, 16, 64)],
+)
+def test_the_query_tile_follows_group_and_columns(group: int, columns: int, tile: int) -> None:
+    assert _tile(group, columns) == tile
+
+
+def test_a_group_that_no_tile_holds_is_refused() -> None:
+    with pytest.raises(ValueError, match="65 query heads"):
+        _tile(65, 1)
 
 
 @pytest.mark.parametrize("window", [1, 64, 70, 300])
