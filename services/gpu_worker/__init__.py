@@ -3,7 +3,7 @@
 queue    pull, turns           work as there is room         depth     how much is there
          posts                 long polls that stand         neighbours   whose workers are gone
          reception             deliveries become attempts    room      places, and seats for newcomers
-         item                  one request's deliveries      claim     pure: what to do with a delivery
+         item                  one request's deliveries      claim     pure: what to do with a delivery; claimant makes it
 request  attempt, ways_out     one attempt, start to end     journal   what is stored of it, and the fenced writer
          submit, relay         into the engine, and out      intake    what the engine tells of it
          frames, outcome       tokens to frames, the end     convert   our messages and the engine's requests

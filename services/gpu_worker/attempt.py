@@ -17,33 +17,25 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from typing import TypeAlias
 
 from services.gpu_worker import claim, journal, submit
-from services.gpu_worker.convert import Tokens, engine_requests, prompt_tokens
+from services.gpu_worker.claimant import Choices, Claimant
+from services.gpu_worker.convert import prompt_tokens
 from services.gpu_worker.core import Core
 from services.gpu_worker.engine.events import Captured, Event
-from services.gpu_worker.engine.requests import GenerateRequest as EngineRequest
-from services.gpu_worker.frames import FrameBuffer
 from services.gpu_worker.intake import Intake
 from services.gpu_worker.item import WorkItem
-from services.gpu_worker.journal import Journal, JournalState
+from services.gpu_worker.journal import JournalState
 from services.gpu_worker.lease import HitLease
 from services.gpu_worker.publish import Owner, Publisher
 from services.gpu_worker.relay import Relay
 from services.gpu_worker.ways_out import WaysOut
 from shared.errors import BurstlineError, EngineFault, FencedOut, Overloaded, ProtocolError, Unavailable
 from shared.protocol import chain
-from shared.protocol.messages import (
-    CancelRequest,
-    Failure,
-    GenerateRequest,
-)
+from shared.protocol.messages import CancelRequest, Failure, GenerateRequest
 from shared.transport.base import Delivery
 
 log = logging.getLogger(__name__)
-
-Choices: TypeAlias = Sequence[EngineRequest]
 
 
 class Attempt:
@@ -68,12 +60,10 @@ class Attempt:
         self._item = WorkItem(delivery)
         self._core = core
         self._publisher = publisher
-        self._busy = busy
         self._adopted = adopted
         self._prompt_lost = prompt_lost
         self._relay: Relay | None = None
-        self._cached: int | None = None  # tokens that a hit will serve, once it was looked for
-        self._root = chain.root(request.namespace)
+        self._root = root = chain.root(request.namespace)
         self._span = core.telemetry.start(
             "worker.request",
             core.telemetry.extract(self._item.headers),
@@ -84,7 +74,7 @@ class Attempt:
             request_id=request.request_id,
             engine_id=engine_id,
             namespace=request.namespace,
-            root=self._root,
+            root=root,
             labels=request.cache.labels,
         )
         self._intake = Intake(
@@ -94,6 +84,17 @@ class Attempt:
             span=self._span,
             on_capture=self._offer,
             on_restored=self._lease.release,
+        )
+        self._claimant = Claimant(
+            core,
+            request,
+            self._item,
+            self._intake,
+            self._lease,
+            root=root,
+            span=self._span,
+            engine_id=engine_id,
+            busy=busy,
         )
         self._out = WaysOut(core, publisher, self._item, self._intake, self._lease, self._span, engine_id)
 
@@ -177,11 +178,11 @@ class Attempt:
         try:
             state = await journal.read(core.transport, request.request_id, request.choices)
         except ProtocolError as error:
-            self._relay = self._begin(
+            self._relay = self._claimant.begin(
                 await journal.last_only(core.transport, request.request_id, request.choices)
             )
             return await self._refuse(claim.failure_of(error), dead_letter=True)
-        self._relay = self._begin(state)
+        self._relay = self._claimant.begin(state)
         verdict = self._decide(state, await self._look_for_cancels())
         match verdict:
             case claim.AlreadyDone():
@@ -224,9 +225,9 @@ class Attempt:
             return None
         choices: Choices | None = None
         looking = asyncio.create_task(self._look_for_cancels())
-        self._relay = self._begin(state)
+        self._relay = self._claimant.begin(state)
         try:
-            choices = await self._claim(self._relay, state, tokens)
+            choices = await self._claimant.claim(self._relay, state, tokens)
             await looking
         except FencedOut:
             self._relay = None
@@ -234,30 +235,6 @@ class Attempt:
             if choices is None:
                 await _given_up(looking)
         return choices
-
-    def _begin(self, state: JournalState) -> Relay:
-        """What goes on after the journal as it stands."""
-        self._intake.buffer = FrameBuffer(state.offsets, scored=state.scores, to_score=self.request.to_score)
-        writer = Journal(
-            self._core.transport,
-            self.request.request_id,
-            state.sequence,
-            # Unique in the world: a message id that two attempts shared would pass the fence as a duplicate.
-            message_ids=f"{self.engine_id}.{self._core.identity.epoch}.{state.sequence}",
-            clock=self._core.clock,
-            patience_s=self._core.settings.journal_patience_s,
-            headers=self._core.telemetry.headers(self._span),
-        )
-        return Relay(
-            self._core,
-            self._intake,
-            writer,
-            request_id=self.request.request_id,
-            attempt=state.attempt + 1,
-            offsets=state.offsets,
-            scored=state.scores,
-            busy=self._busy,
-        )
 
     async def _claimed(self, state: JournalState) -> str:
         """Claim it after what the journal holds, and see it to its end."""
@@ -273,35 +250,7 @@ class Attempt:
             tokens = prompt_tokens(self.request)
         except BurstlineError as error:
             return await self._refuse(claim.failure_of(error), dead_letter=False)
-        return await self._serve(await self._claim(self._relay, state, tokens))
-
-    async def _claim(self, relay: Relay, state: JournalState, tokens: Tokens) -> Choices:
-        """Journal the claim. What the engine is to do then. Raises what `Journal.append` raises."""
-        keys = chain.chain(self._root, tokens)
-        cached = await self._find_hit(tokens, keys)
-        await relay.claim(
-            claim.started(
-                self.request.request_id,
-                relay.attempt,
-                state,
-                worker_id=self._core.identity.worker_id,
-                fingerprint=self._core.identity.fingerprint,
-                cached_tokens=cached,
-                at_ns=self._core.clock.wall_ns(),
-            ),
-            delivery=self._item.deliveries,
-        )
-        return engine_requests(
-            self.request,
-            engine_id=self.engine_id,
-            root=self._root,
-            tokens=tokens,
-            chain=keys,
-            emitted=state.tokens,
-            scored=state.scores,
-            max_drafts=self._core.max_drafts,
-            journal_stands=self._intake.outcome.forced,
-        )
+        return await self._serve(await self._claimant.claim(self._relay, state, tokens))
 
     async def _serve(self, choices: Choices) -> str:
         """A claimed request, to its end."""
@@ -311,17 +260,6 @@ class Attempt:
         if self._intake.outcome.open:
             failure = await submit.submit(self._core, self._intake, choices) or await self._relay.run()
         return await self._out.end(self._relay, failure)
-
-    async def _find_hit(self, tokens: Tokens, keys: tuple[bytes, ...]) -> int:
-        """Tokens that an entry will serve; the decision goes into the terminal. Asked once."""
-        if not self.request.cache.enabled:
-            return 0
-        if self._cached is None and not keys and not self.request.cache.labels:
-            self._cached, self._intake.outcome.cache_decision = 0, "miss"  # no entry is shorter than a block
-        if self._cached is None:
-            hit, self._intake.outcome.cache_decision = await self._lease.find(tokens, keys, self._span)
-            self._cached = hit.position if hit else 0
-        return self._cached
 
     async def _refuse(self, failure: Failure, *, dead_letter: bool) -> str:
         """End it with a failure of its own."""

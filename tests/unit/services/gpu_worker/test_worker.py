@@ -214,7 +214,7 @@ async def test_a_fault_in_a_request_ends_it_and_is_not_repeated(monkeypatch: pyt
     def broken(*_: object, **__: object) -> None:
         raise KeyError("a bug")
 
-    monkeypatch.setattr("services.gpu_worker.attempt.engine_requests", broken)
+    monkeypatch.setattr("services.gpu_worker.claimant.engine_requests", broken)
     async with world() as here:
         running = await here.worker()
         await here.enqueue(make_request(clock=here.clock))
