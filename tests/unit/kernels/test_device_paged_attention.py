@@ -121,6 +121,13 @@ def test_the_query_tile_follows_group_and_columns(group: int, columns: int, tile
     assert _tile(group, columns) == tile
 
 
+def test_a_large_group_fills_the_largest_tile() -> None:
+    pages = Pages(66, 40, 1, 8)
+    out = pages.launch([1], [64], [2], 2, splits=1)
+    for t in range(2):
+        torch.testing.assert_close(out[0, t].double(), pages.dense(1, 64 + t), rtol=1e-5, atol=1e-5)
+
+
 def test_a_group_that_no_tile_holds_is_refused() -> None:
     with pytest.raises(ValueError, match="65 query heads"):
         _tile(65, 1)
