@@ -74,6 +74,7 @@ DRAFTERS: Final[Mapping[str, Drafting]] = {
     "n-gram K=3": Drafting(k=3, kind="ngram"),
     "n-gram K=7": Drafting(k=7, kind="ngram"),
     "block K=4": Drafting(k=4, kind="block"),
+    "block K=7": Drafting(k=7, kind="block"),
     "auto K=4": Drafting(k=4, kind="auto"),
     "replay": Drafting(k=0, journal=True),
 }
@@ -144,8 +145,11 @@ NEEDS: Final[Mapping[tuple[str, str], Mapping[str, frozenset[str]]]] = {
     ("cache", "exact hit"): {"prompt": frozenset({"on the grid"})},
     # The one model with a block drafter is there for it, and for those who run beside it.
     ("drafter", "block K=4"): {"model": frozenset({"with a block drafter"})},
+    ("drafter", "block K=7"): {"model": frozenset({"with a block drafter"})},
     ("drafter", "auto K=4"): {"model": frozenset({"with a block drafter"})},
-    ("model", "with a block drafter"): {"drafter": frozenset({"block K=4", "auto K=4", "mtp K=3"})},
+    ("model", "with a block drafter"): {
+        "drafter": frozenset({"block K=4", "block K=7", "auto K=4", "mtp K=3"})
+    },
     # A whole journal leaves no other way to know the stream.
     ("drafter", "replay"): {"way": _LIVE},
 }

@@ -49,7 +49,7 @@ class Pace:
         return f"chunk {self.chunk}, {self.rounds} rounds"
 
 
-QUICK: Final = ("mtp K=3", "n-gram K=7", "block K=4")
+QUICK: Final = ("mtp K=3", "n-gram K=7", "block K=7")
 
 PACES: Final = (Pace(chunk=128, rounds=7), Pace(chunk=64, rounds=1))
 

@@ -107,8 +107,11 @@ def dense_mixture() -> LoadedModel:
 
 @cache
 def with_block(name: str) -> LoadedModel:
-    """One of `EVERY` with a block drafter of random weights beside it."""
+    """One of `EVERY` with a block drafter beside it: the trained one of the model that ships, else one of random
+    weights."""
     loaded = EVERY[name]()
+    if name == "pocket":
+        return replace(loaded, drafter=load_block(POCKET / "block", loaded.model))
     with tempfile.TemporaryDirectory() as folder:
         path = write_random_block(Path(folder) / "drafter", block_hf_config(loaded.dims), seed=RANDOM_SEED)
         return replace(loaded, drafter=load_block(path, loaded.model))
