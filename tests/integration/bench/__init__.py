@@ -1,0 +1,1 @@
+"""Benchmarks with the model that ships."""
