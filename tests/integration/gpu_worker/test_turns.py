@@ -51,7 +51,7 @@ async def _pulling(
         await bells.close()
 
 
-async def test_fr_112_a_thousand_queued_requests_delay_another_tenants_first_by_one_each(
+async def test_c2_a_thousand_queued_requests_delay_another_tenants_first_by_one_each(
     nats_url: str,
 ) -> None:
     """Two flooded lanes, two workers with one place each: the newcomer's first is among the next few."""

@@ -11,7 +11,7 @@ from shared.transport.nats import connect
 from tests.unit.services.gpu_worker.rig import make_request
 
 
-async def test_fr_104_a_million_tokens_go_by_claim_check(nats_url: str) -> None:
+async def test_fr_94_a_million_tokens_go_by_claim_check(nats_url: str) -> None:
     transport = await connect(nats_url, name="bodies")
     for spec in subjects.STREAMS:
         await transport.ensure_stream(spec)

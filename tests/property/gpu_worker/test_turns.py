@@ -1,4 +1,4 @@
-"""Fair turns: however requests come, nobody's first waits for more than one request of each other lane (FR-112)."""
+"""Fair turns: however requests come, nobody's first waits for more than one request of each other lane."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class _Queue:
 
 @settings(deadline=None, max_examples=100)
 @given(steps=STEPS)
-def test_fr_112_everything_is_taken_and_no_lane_twice_before_another_of_its_priority(
+def test_c2_everything_is_taken_and_no_lane_twice_before_another_of_its_priority(
     steps: list[tuple[str, str, int]],
 ) -> None:
     queue = _Queue()
@@ -93,7 +93,7 @@ def _assert_rotation(order: list[str], before: Counter[str]) -> None:
 
 @settings(deadline=None, max_examples=50)
 @given(flood=st.sampled_from(SUBJECTS), newcomer=st.sampled_from(LANES), taken=st.integers(0, 40))
-def test_fr_112_a_thousand_requests_of_one_do_not_delay_a_newcomers_first(
+def test_c2_a_thousand_requests_of_one_do_not_delay_a_newcomers_first(
     flood: str, newcomer: str, taken: int
 ) -> None:
     queue = _Queue()

@@ -23,7 +23,7 @@ async def _refusals(line: Line) -> str:
     return (await line.client.get("/metrics")).text
 
 
-async def test_fr_108_a_tenants_full_queue_is_a_429_and_leaves_room_for_others() -> None:
+async def test_a_tenants_full_queue_is_a_429_and_leaves_room_for_others() -> None:
     async with running_line(max_queued_per_tenant=1, queue_look_s=60) as line:
         line.worker.script = _held
         first = asyncio.create_task(line.chat())
@@ -41,7 +41,7 @@ async def test_fr_108_a_tenants_full_queue_is_a_429_and_leaves_room_for_others()
         await asyncio.gather(first, return_exceptions=True)
 
 
-async def test_fr_108_a_models_full_queue_is_a_503_until_a_look_finds_room() -> None:
+async def test_a_models_full_queue_is_a_503_until_a_look_finds_room() -> None:
     async with running_line(max_queued_per_model=2, queue_look_s=60) as line:
         assert (await line.chat()).status_code == 200
         assert (await line.chat()).status_code == 200

@@ -96,7 +96,7 @@ async def test_without_bells_a_look_finds_it() -> None:
         await until(lambda: desk.started == ["x"])
 
 
-async def test_fr_112_a_newcomer_waits_for_one_request_of_each_other_tenant() -> None:
+async def test_c2_a_newcomer_waits_for_one_request_of_each_other_tenant() -> None:
     async with _desk(1) as desk:
         for number in range(30):
             await desk.put(f"a{number}", tenant="a")
@@ -133,7 +133,7 @@ async def test_a_full_worker_leaves_the_queue_alone() -> None:
         assert other.delivery_count == 1
 
 
-async def test_fr_112_a_full_worker_takes_the_first_of_a_tenant_that_has_nothing_here_and_no_second() -> None:
+async def test_c2_a_full_worker_takes_the_first_of_a_tenant_that_has_nothing_here_and_no_second() -> None:
     async with _desk(2, guests=2) as desk:
         for number in range(20):
             await desk.put(f"a{number}", tenant="a")

@@ -247,7 +247,7 @@ async def test_the_acknowledgement_comes_after_the_journalled_terminal(
         assert seen == [True]
 
 
-async def test_fr_104_a_request_by_claim_check_is_answered_as_one_that_came_whole() -> None:
+async def test_fr_94_a_request_by_claim_check_is_answered_as_one_that_came_whole() -> None:
     async with world() as here:
         here.server.max_payload_bytes = 8000
         prompt = tuple(range(100, 3100))

@@ -33,7 +33,7 @@ async def _pack(transport: MemoryTransport, request: GenerateRequest, most: int 
 
 @settings(deadline=None, max_examples=40)
 @given(size=st.integers(1, 40_000))
-async def test_fr_104_a_request_of_any_size_comes_back_bit_for_bit_and_every_message_fits(size: int) -> None:
+async def test_fr_94_a_request_of_any_size_comes_back_bit_for_bit_and_every_message_fits(size: int) -> None:
     transport = await _transport()
     request = make_request(prompt=bytes(index % 251 for index in range(4 * size)))
     data = await _pack(transport, request)
@@ -59,7 +59,7 @@ async def test_packing_again_stores_nothing_twice() -> None:
     assert await bodies.redeem(transport, check) == request
 
 
-async def test_fr_104_a_prompt_over_the_limit_is_refused_and_nothing_is_stored() -> None:
+async def test_fr_94_a_prompt_over_the_limit_is_refused_and_nothing_is_stored() -> None:
     transport = await _transport()
     with pytest.raises(PayloadTooLarge, match="may have 2500 tokens"):
         await _pack(transport, make_request(prompt=b"abcd" * 5000), most=10_000)
