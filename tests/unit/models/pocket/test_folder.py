@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors import safe_open
 
 FOLDER = Path(__file__).parents[4] / "models" / "pocket"
@@ -86,6 +88,17 @@ def test_weights_are_bfloat16_and_finite() -> None:
             assert bool(tensor.isfinite().all()), name
 
 
+def test_the_draft_head_was_retrained_without_touching_the_trunk() -> None:
+    digest = hashlib.sha256()
+    with safe_open(FOLDER / "model.safetensors", "pt") as file:
+        for name in sorted(file.keys()):
+            if not name.startswith("mtp."):
+                digest.update(name.encode())
+                digest.update(file.get_tensor(name).view(torch.int16).numpy().tobytes())
+    recorded = json.loads((FOLDER / "results" / "training.json").read_text())["trunk_sha256"]
+    assert digest.hexdigest() == recorded
+
+
 def test_card_names_every_source_with_its_licence() -> None:
     card = (FOLDER / "MODEL_CARD.md").read_text()
     for source in json.loads((FOLDER / "results" / "corpus.json").read_text()):
@@ -109,3 +122,45 @@ def test_recorded_acceptance_is_above_the_floor(figures: dict[str, Any]) -> None
 def test_recorded_tool_calls_are_valid(figures: dict[str, Any]) -> None:
     assert figures["held_out_dialogues"]["tool_calls"] >= 300
     assert figures["held_out_dialogues"]["valid_tool_calls"] >= 0.95
+
+
+@pytest.fixture
+def drafters() -> dict[str, Any]:
+    """drafter -> kind of text -> tokens a verify; `before` = the draft head that shipped before."""
+    loaded = json.loads((FOLDER / "results" / "drafters.json").read_text())
+
+    def rates(found: dict[str, Any]) -> dict[str, Any]:
+        return {
+            name: {kind: figures["tokens_per_verify"] for kind, figures in kinds.items()}
+            for name, kinds in found.items()
+        }
+
+    return rates(loaded["drafters"]) | {"before": rates(loaded["mtp_before"])}
+
+
+TEMPLATES, FREE = "held-out templates", "free text and code"
+
+
+def test_recorded_drafters_reach_their_bars(drafters: dict[str, Any]) -> None:
+    for kind in (TEMPLATES, FREE):
+        assert drafters["mtp K=3"][kind] >= 2.2
+        assert drafters["block"][kind] >= 2.8
+    for kind in (TEMPLATES, "tools", "chat"):
+        assert drafters["block"][kind] > drafters["mtp K=5"][kind]
+
+
+def test_the_retrained_head_is_no_worse_anywhere(drafters: dict[str, Any]) -> None:
+    for depth in (1, 2, 3, 4, 5):
+        for kind, before in drafters["before"][f"mtp K={depth}"].items():
+            assert drafters[f"mtp K={depth}"][kind] >= before
+
+
+def test_the_card_tells_the_recorded_figures(drafters: dict[str, Any]) -> None:
+    card = (FOLDER / "MODEL_CARD.md").read_text()
+    columns = ("tools", "chat", TEMPLATES, "code", "text", FREE, f"{FREE}, no loops")
+    for name, title in {f"mtp K={k}": f"MTP K = {k}" for k in range(1, 6)}.items() | {
+        ("block", "block of 8")
+    }:
+        row = next(line for line in card.splitlines() if line.startswith(f"| {title} |"))
+        told = [float(cell.strip(" *")) for cell in row.split("|")[2:-1]]
+        assert told == pytest.approx([drafters[name][column] for column in columns], abs=0.0051)
