@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from services.gpu_worker.engine.requests import DrafterKind, ReuseKind
 
@@ -95,6 +95,15 @@ class PromptScored:
     end_ns: int
 
 
+class Share(NamedTuple):
+    """What one drafter had of a stream's rounds."""
+
+    drafter: DrafterKind
+    rounds: int
+    drafted: int
+    accepted: int
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Burst:
     """New completion tokens. `offset` is the completion index of the first; stop ids are never among them."""
@@ -109,7 +118,7 @@ class Burst:
     accepted: int
     start_ns: int
     end_ns: int
-    drafter: DrafterKind = "none"  #: who proposed, at the burst's end
+    shares: tuple[Share, ...] = ()  #: who proposed; several, where a stream keeps several drafters
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -22,7 +22,7 @@ from services.gpu_worker.engine.batch import BlockAsk, DraftRows, VerifyRows
 from services.gpu_worker.engine.config import EngineConfig
 from services.gpu_worker.engine.drafters.gate import PRIOR
 from services.gpu_worker.engine.drafters.medley import Cost
-from services.gpu_worker.engine.events import Burst, Event
+from services.gpu_worker.engine.events import Burst, Event, Share
 from services.gpu_worker.engine.faults import OutOfMemory
 from services.gpu_worker.engine.limits import SpecGate
 from services.gpu_worker.engine.requests import DrafterKind
@@ -37,9 +37,11 @@ REPEATS: Final = 6
 """Launches of a kind, after a first one, of which the fastest counts: other work on a machine only ever adds."""
 MEMORY_ROUNDS: Final = 64.0
 """Rounds after which the averages have forgotten two thirds of what was before."""
+ASSUMED_ROUNDS: Final = 8
+"""Rounds that what is assumed of a drafter counts for."""
 FIRST: Final[Mapping[DrafterKind, tuple[float, float]]] = {
     "mtp": (3.0, sum(PRIOR**place for place in range(4))),
-    "block": (5.0, 2.8),
+    "block": (7.0, sum(PRIOR**place for place in range(8))),
     "ngram": (3.0, 1.3),
 }
 """(drafts, tokens) a verify, of a drafter that nobody has had yet."""
@@ -77,16 +79,25 @@ class Gain:
         """`paces` by batch, ascending."""
         self._paces = tuple(paces)
         self._seen: dict[DrafterKind, tuple[float, float]] = {}
+        self._rounds: dict[DrafterKind, int] = {}
 
     def learn(self, events: Iterable[Event]) -> None:
         """Take in what bursts with drafts brought."""
         for event in events:
-            if isinstance(event, Burst) and event.drafted and event.drafter in FIRST:
-                weight = 1.0 - (1.0 - 1.0 / MEMORY_ROUNDS) ** event.rounds
-                drafts, tokens = self.seen(event.drafter)
-                drafts += weight * (event.drafted / event.rounds - drafts)
-                tokens += weight * (1.0 + event.accepted / event.rounds - tokens)
-                self._seen[event.drafter] = drafts, tokens
+            for share in event.shares if isinstance(event, Burst) else ():
+                if share.drafted and share.drafter in FIRST:
+                    self._learn(share)
+
+    def _learn(self, share: Share) -> None:
+        """The first rounds of a drafter count for more: what was assumed of it is soon forgotten."""
+        before = self._rounds.get(share.drafter, 0) + ASSUMED_ROUNDS
+        self._rounds[share.drafter] = before + share.rounds - ASSUMED_ROUNDS
+        slow = 1.0 - (1.0 - 1.0 / MEMORY_ROUNDS) ** share.rounds
+        weight = max(slow, share.rounds / (before + share.rounds))
+        drafts, tokens = self.seen(share.drafter)
+        drafts += weight * (share.drafted / share.rounds - drafts)
+        tokens += weight * (1.0 + share.accepted / share.rounds - tokens)
+        self._seen[share.drafter] = drafts, tokens
 
     def seen(self, kind: DrafterKind) -> tuple[float, float]:
         """(drafts, tokens) a verify of a drafter's streams."""

@@ -20,6 +20,7 @@ from services.gpu_worker.engine.events import (
     Parked,
     Primed,
     PromptScored,
+    Share,
     SpecTelemetry,
 )
 from services.gpu_worker.engine.faults import StreamKey
@@ -203,14 +204,16 @@ class Stream:
             accepted=now.accepted - told.accepted,
             start_ns=start_ns,
             end_ns=end_ns,
-            drafter=self._proposed(),
+            shares=self._shares(
+                now.rounds - told.rounds, now.drafted - told.drafted, now.accepted - told.accepted
+            ),
         )
 
-    def _proposed(self) -> DrafterKind:
+    def _shares(self, rounds: int, drafted: int, accepted: int) -> tuple[Share, ...]:
         """Who drafted what the burst brought."""
-        if not self.speculating:
-            return "none"
-        return self.session.asked() if isinstance(self.session, AutoSpecSession) else self.drafter
+        if isinstance(self.session, AutoSpecSession):
+            return self.session.drain_shares()
+        return (Share(self.drafter, rounds, drafted, accepted),) if self.speculating else ()
 
     def drafter_off(self, reason: DrafterOffReason) -> None:
         """The engine took the drafter away."""

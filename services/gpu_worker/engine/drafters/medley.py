@@ -2,8 +2,9 @@
 
     rate of a round = tokens it brought / (1 + fixed + drafts x each)        in verify passes, of its drafter
 
-Of each drafter the rate is first what is expected of it and then, round by round, an average of what it brought. Every
-`PROBE_ROUNDS`-th round goes to one of the others, the least recently asked, so that a passage which suits it better is noticed.
+Of each drafter the rate is first what is expected of it and then, round by round, an average of what it brought. Soon after the
+beginning, and then every `PROBE_ROUNDS`-th time, a round goes to one of the others, the least recently asked, so that a text
+or a passage that suits it better is noticed.
 What is expected and what drafts cost are told once; after that only counts decide, so a stream that is run again under the
 same expectations drafts the same. Tokens never depend on it.
 """
@@ -19,7 +20,10 @@ from services.gpu_worker.engine.requests import DrafterKind
 PROBE_ROUNDS: Final = 12
 WEIGHT: Final = 0.125
 """Of the newest round in an average, at least."""
-EXPECTED_ROUNDS: Final = 4
+PROBE_WEIGHT: Final = 0.5
+EARLY_PROBES: Final = (2, 5)
+"""Rounds of a stream in which others are tried before the first regular probe."""
+EXPECTED_ROUNDS: Final = 1
 """Rounds that the expectation counts for."""
 HYSTERESIS: Final = 1.05
 """By how much another must be better to be preferred: a switch is told, and should mean something."""
@@ -47,6 +51,7 @@ class Medley:
         self._costs = {name: one.cost for name, one in expected.items()}
         self.rates = {name: one.rate for name, one in expected.items()}
         """Tokens a verify pass' time, of each."""
+        self._most = most
         self._gates = {
             name: DraftGate(most=most, cost=one.cost.each, fixed=one.cost.fixed)
             for name, one in expected.items()
@@ -62,14 +67,18 @@ class Medley:
     def next(self) -> DrafterKind:
         """Whose turn the next round is."""
         others = [name for name in self.rates if name != self.preferred]
-        probing = others and self._rounds % PROBE_ROUNDS == PROBE_ROUNDS - 1
+        regular = self._rounds % PROBE_ROUNDS == PROBE_ROUNDS - 1
+        probing = others and (regular or self._rounds in EARLY_PROBES)
         self.asked = min(others, key=self._last.__getitem__) if probing else self.preferred
         return self.asked
 
     def width(self) -> int:
-        """Drafts of that round; a probe asks for some even where none are expected to pay."""
+        """Drafts of that round; a probe asks for some even where none are expected to pay, and for all where drafting at
+        all is what costs."""
         width = self._gates[self.asked].width()
-        return max(1, width) if self.asked != self.preferred else width
+        if self.asked == self.preferred:
+            return width
+        return self._most if self._costs[self.asked].fixed else max(1, width)
 
     def observe(self, drafted: int, accepted: int) -> None:
         """Learn from the round that `next` was answered for."""
@@ -80,7 +89,9 @@ class Medley:
         self._seen[name] += 1
         self._last[name] = self._rounds
         self._rounds += 1
-        weight = max(WEIGHT, 1.0 / (EXPECTED_ROUNDS + self._seen[name]))
+        # What a probe says is all there is to know of the last dozens of rounds.
+        least = WEIGHT if name == self.preferred else PROBE_WEIGHT
+        weight = max(least, 1.0 / (EXPECTED_ROUNDS + self._seen[name]))
         self.rates[name] += weight * ((1 + accepted) / took - self.rates[name])
         best = max(self.rates, key=self.rates.__getitem__)
         if self.rates[best] > HYSTERESIS * self.rates[self.preferred]:

@@ -19,7 +19,7 @@ from services.gpu_worker.engine.drafters.medley import Expected, Medley
 from services.gpu_worker.engine.drafters.mtp import MtpDrafter
 from services.gpu_worker.engine.drafters.ngram import NgramDrafter
 from services.gpu_worker.engine.drafters.propose import AnyDrafter
-from services.gpu_worker.engine.events import DrafterOffReason
+from services.gpu_worker.engine.events import DrafterOffReason, Share
 from services.gpu_worker.engine.requests import DrafterKind, GenerateRequest
 from services.gpu_worker.engine.sequence import ProposerState, SequenceState
 from services.gpu_worker.engine.sessions.mtp import SpecSession
@@ -56,17 +56,17 @@ class AutoSpecSession(SpecSession):
         self._drafters = dict(drafters)
         self._medley = Medley(expected, most=request.speculation_k, first=first)
         self._floor = Floor(shape.floor, shape.floor_rounds)
-        self._asked: set[DrafterKind] = set()
+        self._shares: dict[DrafterKind, Share] = {}
 
     @property
     def rates(self) -> tuple[tuple[DrafterKind, float], ...]:
         """What each has been bringing, over plain decode."""
         return tuple((kind, self._medley.rates[kind]) for kind in self._drafters)
 
-    def asked(self) -> DrafterKind:
-        """Who proposed since this was asked last; `auto` = more than one did."""
-        asked, self._asked = self._asked, set()
-        return asked.pop() if len(asked) == 1 else "auto"
+    def drain_shares(self) -> tuple[Share, ...]:
+        """What each drafter had of the rounds since this was asked last."""
+        shares, self._shares = self._shares, {}
+        return tuple(shares.values())
 
     @property
     def _head(self) -> MtpDrafter | None:
@@ -117,9 +117,7 @@ class AutoSpecSession(SpecSession):
         job = super().draft_job()
         if job is None or self.completion.replaying:
             return job
-        turn = self._medley.next()
-        self._asked.add(turn)
-        self.drafter = drafter = self._drafters[turn]
+        self.drafter = drafter = self._drafters[self._medley.next()]
         k = min(self._medley.width(), self.draft_limit())
         return drafter, DraftJob(k=k, picker=self.picker, block_table=self.sequence.block_table)
 
@@ -132,6 +130,9 @@ class AutoSpecSession(SpecSession):
     def judge(self, drafted: int, accepted: int, *, replayed: bool) -> None:
         if replayed:
             return
+        turn = self._medley.asked
+        _, rounds, before, stood = self._shares.get(turn, Share(turn, 0, 0, 0))
+        self._shares[turn] = Share(turn, rounds + 1, before + drafted, stood + accepted)
         self._floor.observe(accepted)
         self._medley.observe(drafted, accepted)
         self.kind = self._medley.preferred

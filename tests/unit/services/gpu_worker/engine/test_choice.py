@@ -15,6 +15,7 @@ from services.gpu_worker.engine.events import (
     DrafterOff,
     DrafterOffReason,
     Parked,
+    Share,
 )
 from services.gpu_worker.engine.faults import Faults, StreamKey
 from services.gpu_worker.engine.gain import FIRST, Gain, Pace, measured
@@ -41,7 +42,7 @@ def burst(kind: DrafterKind, tokens: float, drafts: int = 7, rounds: int = 1000)
         accepted=round((tokens - 1) * rounds),
         start_ns=0,
         end_ns=0,
-        drafter=kind,
+        shares=(Share(kind, rounds, drafts * rounds, round((tokens - 1) * rounds)),),
     )
 
 
@@ -133,7 +134,10 @@ def test_a_stream_goes_on_with_the_drafter_that_pays(first: DrafterKind, params:
         baseline(engine)
     assert runs[0].tokens == cold(item.tokens, max_tokens=90, sampling=params)
     assert runs[0].end.telemetry == runs[1].end.telemetry
-    assert {burst.drafter for burst in runs[0].bursts} >= {"auto"}
+    asked = {share.drafter for burst in runs[0].bursts for share in burst.shares}
+    assert asked == set(KINDS)
+    telemetry = runs[0].end.telemetry
+    assert sum(share.accepted for burst in runs[0].bursts for share in burst.shares) == telemetry.accepted
 
 
 class GivesWay(Faults):

@@ -12,7 +12,7 @@ from torch import Tensor
 from services.gpu_worker.engine.batch import VerifyRows
 from services.gpu_worker.engine.config import EngineConfig
 from services.gpu_worker.engine.engine import Engine
-from services.gpu_worker.engine.events import Burst, DrafterOff
+from services.gpu_worker.engine.events import Burst, DrafterOff, Share
 from services.gpu_worker.engine.faults import OutOfMemory
 from services.gpu_worker.engine.gain import BATCHES, Gain, Pace, gain_for
 from services.gpu_worker.engine.limits import EngineLimits, SpecGate
@@ -37,7 +37,7 @@ def burst(rounds: int, drafted: int, accepted: int) -> Burst:
         accepted=accepted,
         start_ns=0,
         end_ns=0,
-        drafter="mtp",
+        shares=(Share("mtp", rounds, drafted, accepted),),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.gpu_worker.engine.drafters.medley import PROBE_ROUNDS, Cost, Expected, Medley
+from services.gpu_worker.engine.drafters.medley import EARLY_PROBES, PROBE_ROUNDS, Cost, Expected, Medley
 from services.gpu_worker.engine.requests import DrafterKind
 
 EXPECTED: dict[DrafterKind, Expected] = {
@@ -35,9 +35,21 @@ def test_the_one_that_brings_most_for_its_cost_is_preferred() -> None:
 
 
 def test_a_probe_goes_to_the_least_recently_asked() -> None:
-    _, asked = played(dict.fromkeys(EXPECTED, 7), 8 * PROBE_ROUNDS)
-    probes = asked[PROBE_ROUNDS - 1 :: PROBE_ROUNDS]
-    assert probes[:4] == ["mtp", "ngram", "mtp", "ngram"]
+    medley = Medley(dict.fromkeys(EXPECTED, Expected(Cost(0.0, 0.1), 1.2)), most=7, first="block")
+    asked = []
+    for _ in range(4 * PROBE_ROUNDS):
+        asked.append(medley.next())
+        medley.observe(medley.width(), 7 if asked[-1] == "block" else 0)
+    probes = [asked[number] for number in (*EARLY_PROBES, *range(PROBE_ROUNDS - 1, len(asked), PROBE_ROUNDS))]
+    assert probes == ["mtp", "ngram", "mtp", "ngram", "mtp", "ngram"]
+    assert asked.count("block") == len(asked) - len(probes)
+
+
+def test_a_short_stream_finds_the_better_one() -> None:
+    """Sixteen rounds are an answer of a hundred tokens."""
+    medley, asked = played({"block": 7, "mtp": 3, "ngram": 0}, 16, first="mtp")
+    assert medley.preferred == "block"
+    assert asked[3:].count("block") > 9
 
 
 def test_more_tokens_a_verify_are_not_more_tokens_a_second() -> None:
