@@ -53,6 +53,14 @@ def group(ids: Tensor, groups: int, rows: int) -> Groups:
 
 
 @triton.jit
+def items_of(order, tile_start, tile_end, tile, BLOCK_M: tl.constexpr):
+    """(places, which of them belong to the tile, the items there): BLOCK_M each."""
+    place = tl.load(tile_start + tile) + tl.arange(0, BLOCK_M)
+    live = place < tl.load(tile_end + tile)
+    return place, live, tl.load(order + place, mask=live, other=0)
+
+
+@triton.jit
 def _group_of(ids, at, items, GROUPS: tl.constexpr):
     """Groups of items `at`; GROUPS for those that belong to none."""
     found = tl.load(ids + at, mask=at < items, other=GROUPS)

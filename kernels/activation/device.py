@@ -20,6 +20,12 @@ def sigmoid_of(x):
 
 
 @triton.jit
+def silu_of(x):
+    """x * sigmoid(x), as one division."""
+    return x / (1.0 + tl.exp(-x))
+
+
+@triton.jit
 def softplus_of(x):
     """log(1 + exp(x)) = max(x, 0) + log(1 + exp(-|x|)), which never overflows.
 

@@ -20,8 +20,9 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from kernels.activation.device import silu_of
 from kernels.experts.packed import PackedExperts, Routes
-from kernels.grouping import group, most_tiles
+from kernels.grouping import group, items_of, most_tiles
 from kernels.launch import PDL
 from kernels.matmul.packed import Recipe
 
@@ -105,17 +106,15 @@ def _up(
         gdc_wait()
     if tile >= tl.load(tile_count):
         return
-    place = tl.load(tile_start + tile) + tl.arange(0, BLOCK_M)
-    live = place < tl.load(tile_end + tile)
-    row = tl.load(order + place, mask=live, other=0) // K
-    rows_at = x + (row.to(tl.int64) * INNER)[:, None]
+    place, live, pair = items_of(order, tile_start, tile_end, tile, BLOCK_M)
+    rows_at = x + ((pair // K).to(tl.int64) * INNER)[:, None]
     expert = tl.load(tile_expert + tile)
     acc = _product(rows_at, live, weight, expert, block, WIDTH, INNER, BLOCK_M, BLOCK_N, BLOCK_K, STAGES)
     gate, up = tl.split(tl.reshape(acc, (BLOCK_M, BLOCK_N // 2, 2)))
     column = block * (BLOCK_N // 2) + tl.arange(0, BLOCK_N // 2)
     at = (place.to(tl.int64) * (WIDTH // 2))[:, None] + column[None, :]
     mask = live[:, None] & (column < WIDTH // 2)[None, :]
-    tl.store(out + at, (gate / (1.0 + tl.exp(-gate)) * up).to(out.dtype.element_ty), mask=mask)
+    tl.store(out + at, (silu_of(gate) * up).to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -131,12 +130,10 @@ def _down(
         gdc_wait()
     if tile >= tl.load(tile_count):
         return
-    place = tl.load(tile_start + tile) + tl.arange(0, BLOCK_M)
-    live = place < tl.load(tile_end + tile)
+    place, live, pair = items_of(order, tile_start, tile_end, tile, BLOCK_M)
     rows_at = h + (place.to(tl.int64) * INNER)[:, None]
     expert = tl.load(tile_expert + tile)
     acc = _product(rows_at, live, weight, expert, block, WIDTH, INNER, BLOCK_M, BLOCK_N, BLOCK_K, STAGES)
-    pair = tl.load(order + place, mask=live, other=0)
     column = block * BLOCK_N + tl.arange(0, BLOCK_N)
     at = (pair.to(tl.int64) * WIDTH)[:, None] + column[None, :]
     tl.store(parts + at, acc, mask=live[:, None] & (column < WIDTH)[None, :])

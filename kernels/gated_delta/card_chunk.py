@@ -19,7 +19,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.gated_delta.card_mix import EPS, silu, softplus
+from kernels.activation.device import sigmoid_of, silu_of, softplus_of
+from kernels.gated_delta.card_mix import EPS
 from kernels.gated_delta.plan import DeltaShape, MixWeights
 from kernels.tiles import ROWS
 
@@ -62,9 +63,9 @@ def _pack_kernel(
         b = tl.load(source + channels + h, mask=inside, other=0.0).to(tl.float32)
         a = tl.load(source + channels + VALUE_HEADS + h, mask=inside, other=0.0).to(tl.float32)
         bias = tl.load(dt_bias + h, mask=h < VALUE_HEADS, other=0.0)
-        g = -softplus(a + bias) * tl.load(rate + h, mask=h < VALUE_HEADS, other=0.0)
+        g = -softplus_of(a + bias) * tl.load(rate + h, mask=h < VALUE_HEADS, other=0.0)
         at = gates + t[:, None] * (2 * VALUE_HEADS) + h
-        tl.store(at, tl.where(real, 1.0 / (1.0 + tl.exp(-b)), 0.0), mask=h < VALUE_HEADS)
+        tl.store(at, tl.where(real, sigmoid_of(b), 0.0), mask=h < VALUE_HEADS)
         tl.store(at + VALUE_HEADS, tl.where(real, g, 0.0), mask=h < VALUE_HEADS)
         return
     is_key = block < 2 * KEY_HEADS
@@ -81,7 +82,7 @@ def _pack_kernel(
             kept = window + (back + TAPS - 1) * channels + channel
             x = tl.where(back < 0, tl.load(kept, mask=within & real & (back < 0), other=0.0), x)
         total += x.to(tl.float32) * tl.load(conv + j * channels + channel, mask=within, other=0.0)
-    u = silu(total)
+    u = silu_of(total)
     factor = tl.rsqrt(tl.sum(tl.where(within, u * u, 0.0), axis=1) + EPS) * tl.where(
         block < KEY_HEADS, scale, 1.0
     )

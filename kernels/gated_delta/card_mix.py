@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from kernels.activation.device import sigmoid_of, silu_of, softplus_of
 from kernels.gated_delta.plan import CardReplay, DeltaShape, MixWeights
 from kernels.launch import PDL
 
@@ -19,20 +20,6 @@ _HEADS = 4
 """Heads of a program, one a warp."""
 
 EPS = 1e-6
-
-
-@triton.jit
-def silu(x):
-    """x * sigmoid(x), as one division."""
-    return x / (1.0 + tl.exp(-x))
-
-
-@triton.jit
-def softplus(x):
-    """max(x, 0) + log1p(exp(-|x|)); the quotient corrects what 1 + e rounded away."""
-    e = tl.exp(-tl.abs(x))
-    u = 1.0 + e
-    return tl.maximum(x, 0.0) + tl.where(u == 1.0, e, tl.log(u) * (e / tl.where(u == 1.0, 1.0, u - 1.0)))
 
 
 @triton.jit(do_not_specialize=["columns"])
@@ -83,8 +70,8 @@ def _mix_kernel(
             gdc_wait()
         b = tl.load(source + channels + h, mask=gated, other=0.0).to(tl.float32)
         a = tl.load(source + channels + VALUE_HEADS + h, mask=gated, other=0.0).to(tl.float32)
-        tl.store(store + own * packed + channels + h, 1.0 / (1.0 + tl.exp(-b)), mask=gated)
-        decay = tl.exp(-softplus(a + bias) * fall)
+        tl.store(store + own * packed + channels + h, sigmoid_of(b), mask=gated)
+        decay = tl.exp(-softplus_of(a + bias) * fall)
         tl.store(store + own * packed + channels + VALUE_HEADS + h, decay, mask=gated)
     else:
         block = (tl.program_id(0) * HEADS + tl.arange(0, HEADS))[:, None]
@@ -108,7 +95,7 @@ def _mix_kernel(
             total += x.to(tl.float32) * tl.load(conv + j * channels + channel, mask=inside, other=0.0)
             if j == TAPS - 1:
                 tl.store(windows + own * channels + channel, x, mask=inside)
-        u = silu(total)
+        u = silu_of(total)
         norm = tl.rsqrt(tl.sum(tl.where(inside, u * u, 0.0), axis=1) + EPS)[:, None]
         factor = tl.where(is_key, norm * tl.where(block < KEY_HEADS, scale, 1.0), 1.0)
         tl.store(store + own * packed + channel, u * factor, mask=inside)

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.grouping import group, most_tiles
+from kernels.grouping import group, items_of, most_tiles
 from kernels.launch import PDL
 from kernels.lora.slots import AdapterRows, AdapterSlots, check, padded
 from kernels.matmul.packed import Recipe
@@ -39,9 +39,8 @@ def _shrink(
         gdc_wait()
     if tile >= tl.load(tiles):
         return
-    place = tl.load(tile_start + tile) + tl.arange(0, BLOCK_M)
-    live = place < tl.load(tile_end + tile)
-    row = tl.load(order + place, mask=live, other=0).to(tl.int64)
+    _, live, row = items_of(order, tile_start, tile_end, tile, BLOCK_M)
+    row = row.to(tl.int64)
     rank = tl.arange(0, R)
     inner = tl.arange(0, BLOCK_K)
     a_at = a + (tl.load(tile_group + tile).to(tl.int64) * R + rank)[None, :] * K
@@ -68,9 +67,8 @@ def _expand(
         gdc_wait()
     if tile >= tl.load(tiles):
         return
-    place = tl.load(tile_start + tile) + tl.arange(0, BLOCK_M)
-    live = place < tl.load(tile_end + tile)
-    row = tl.load(order + place, mask=live, other=0).to(tl.int64)
+    _, live, row = items_of(order, tile_start, tile_end, tile, BLOCK_M)
+    row = row.to(tl.int64)
     rank = tl.arange(0, R)
     low = tl.zeros((BLOCK_M, R), tl.float32)
     for piece in range(SLICES):
