@@ -99,7 +99,11 @@ def reference(model: str) -> tuple[Record, ...]:
 
 
 def _trial(model: str, drafter: str, pace: Pace) -> Trial:
-    return Trial(name=f"{model} / {drafter} / {pace}", run=lambda: tried(model, drafter, pace), shares=model)
+    return Trial(
+        name=f"{model} / {drafter} / {pace}",
+        run=lambda: tried(model, drafter, pace),
+        shares=f"{model}, {pace}",
+    )
 
 
 def _compare(name: str, expected: Record, got: Record, verdict: Verdict) -> None:

@@ -6,6 +6,7 @@ beside the cells. Trials must not depend on one another: they run in any order a
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -40,9 +41,13 @@ def trials(everything: bool, seed: int) -> list[tuple[str, Trial]]:
 
 
 def dealt(asked: Sequence[tuple[str, Trial]], number: int, of: int) -> list[tuple[str, Trial]]:
-    """Those of part `number` of `of`: what shares references stays together, and the groups go to the parts by turns."""
+    """Those of part `number` of `of`: what shares references stays together, the largest group goes first, and each to
+    the part that has the fewest trials."""
     group = [(family, trial.shares or trial.name) for family, trial in asked]
-    hands = {what: turn % of for turn, what in enumerate(dict.fromkeys(group))}
+    loads, hands = [0] * of, {}
+    for what, size in Counter(group).most_common():
+        hands[what] = loads.index(min(loads))
+        loads[hands[what]] += size
     return [one for one, what in zip(asked, group, strict=True) if hands[what] == number]
 
 
