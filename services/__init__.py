@@ -7,4 +7,5 @@ The rest are composition roots, which may import all of them and which none of t
     dead_command     `burstline dead`, of             prove      exactness, shown
     dead_letters     requests that were given up      bench      speed and reuse, measured
     trace            a request's spans, drawn         chaos      the line, disturbed
+    models           `burstline model`, `--model`
 """

@@ -12,6 +12,6 @@ It knows chain keys and byte counts, never tokens, texts or devices.
     handlers    one function per broker call      server     calls, heartbeats and terminal frames from the queue
     sweeper     what expires                      settle     terminal frames -> usage rows
     journals    what nobody reads any more        idempotency  which request a caller's key stands for
-    hearing     whose silence counts              migrate    the schema, brought to this build's
+    hearing     whose silence counts              migrate    the schema, brought to this build's by `migrations`
     admin, audit        administration            app, config          the process
 """

@@ -1,4 +1,4 @@
-"""The seam to the queue: one Protocol (`base`), NATS (`nats`, the only importer of nats-py) and memory (`memory`).
+"""The seam to the queue: one Protocol (`base`), NATS (`nats`, which alone imports nats-py, with `nats_client`) and memory (`memory`).
 
 Both implementations pass the same suite, tests/contract.
 
