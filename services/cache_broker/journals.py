@@ -1,7 +1,8 @@
 """Journals of requests that ended: kept for a grace time, then cut to their terminal.
 
 The stream refuses when it is full, so what nobody reads any more must go. The terminal stays, by the stream's own age: a
-work item that is delivered again finds that the request has ended. Cancellations of ended requests go altogether, and prompts that lie in chunks.
+work item that is delivered again finds that the request has ended. Cancellations of ended requests go altogether, and
+prompts that lie in chunks.
 
 What a broker still remembered when it died is not cut; those journals go by age.
 """

@@ -44,7 +44,10 @@ class Signals:
 
 
 def main(sizes: Sizes = Sizes(), *, model: str = "pocket") -> int:
-    """Run until a signal; `model` is what the greeting's example asks. Returns the exit status: 0 after a drain, 1 when the stack could not start or go on."""
+    """Run until a signal; `model` is what the greeting's example asks.
+
+    Returns the exit status: 0 after a drain, 1 when the stack could not start or go on.
+    """
     settings, common = load(EmbeddedSettings), load(CommonSettings)
     signals = Signals()
     stack = Stack(

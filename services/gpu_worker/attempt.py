@@ -242,9 +242,8 @@ class Attempt:
             raise EngineFault("a request is claimed before its journal was read")
         if self._prompt_lost:
             if self._item.deliveries < self._core.settings.max_attempts:
-                raise Unavailable(
-                    "the prompt is not there", code=claim.BODY_LOST
-                )  # looked for again, later each time
+                # Delivered again, later each time, so that it is looked for as often.
+                raise Unavailable("the prompt is not there", code=claim.BODY_LOST)
             return await self._refuse(claim.body_lost(self._item.deliveries), dead_letter=True)
         try:
             tokens = prompt_tokens(self.request)

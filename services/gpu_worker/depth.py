@@ -12,7 +12,8 @@ QUEUES: Final = ("own", *subjects.PRIORITIES)
 
 
 def depths(counts: Mapping[str, int], own: str) -> dict[str, int]:
-    """`own`: what the subjects of this worker's own queue begin with. Requests in each queue, claimed or not, of those counted by subject; those of other workers are theirs to tell."""
+    """Requests in each queue, claimed or not, of those counted by subject; those of other workers are theirs to tell. `own`
+    is what the subjects of this worker's own queue begin with."""
     found: Counter[str] = Counter()
     for subject, count in counts.items():
         found["own" if subject.startswith(own) else subjects.queue_of(subject)] += count

@@ -41,9 +41,7 @@ class JournalState:
     sequence: int  # of the last message; 0 = the journal is empty
     attempt: int  # the newest claim; 0 = none
     starts: int
-    vain: (
-        int  # claims, the newest one and those before it, of which none but perhaps the first got any further
-    )
+    vain: int  # claims up to the newest one, of which none but perhaps the first got any further
     fingerprint: str | None  # of the first claim: the request is bound to it
     mixed: bool  # a claim of another fingerprint followed: no numerics alone made these tokens
     worker_id: str | None  # of the newest claim

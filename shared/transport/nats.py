@@ -2,7 +2,8 @@
 
 Designed round faults of nats-py 2.16: its flush is no barrier (PING overtakes what waits in the flusher, so ours
 flushes twice), its pull subscriptions hang on orphaned requests (`pull.py` has its own), its requests read each answer in
-a task (ours take it from the reader), its first connect retries for ever (ours has a limit). Once up, the connection is kept up for ever, with backoff and jitter and a bounded buffer.
+a task (ours take it from the reader), its first connect retries for ever (ours has a limit). Once up, the connection is
+kept up for ever, with backoff and jitter and a bounded buffer.
 """
 
 from __future__ import annotations

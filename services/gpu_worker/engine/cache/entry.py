@@ -15,9 +15,8 @@ class StoredState:
     """What continuing would destroy, valid at one boundary."""
 
     snapshot: int  #: recurrent and conv states in the snapshot pool
-    last_hidden: (
-        Tensor  #: [H] float32, final-normed hidden of the row before the boundary; pairs the next draft row
-    )
+    last_hidden: Tensor
+    """[H] float32, final-normed hidden of the row before the boundary; pairs the next draft row."""
 
 
 @dataclass(kw_only=True, slots=True, eq=False)

@@ -1,8 +1,8 @@
 """The prefix tree: one node a block of 64 rows, found by its chain key; entries at some nodes.
 
 Invariants, which make the broker's ledger exact:
-- a node's block, where its rows are on the device, has one reference of the tree; and every node is owned by exactly one entry: the nearest at or
-  above it (away from the root);
+- a node's block, where its rows are on the device, has one reference of the tree; and every node is owned by exactly one
+  entry: the nearest at or above it (away from the root);
 - the path forks only at entries (or at the root), so that shared rows have one owner;
 - an entry is published only after its parent.
 
