@@ -46,7 +46,7 @@ class WorkerSettings(Settings):
     prefill_chunk: int = Field(default=512, ge=BLOCK_ROWS)
     burst_rounds: int = Field(default=8, ge=1)
     busy_burst_rounds: int = Field(default=2, ge=1)
-    drafter: Literal["auto", "mtp", "block", "ngram", "none"] = "mtp"
+    drafter: Literal["auto", "mtp", "block", "ngram", "none"] = "auto"
     """The default of requests that name none; auto: what is measured to be the fastest."""
     drafter_folder: Path | None = None
     """A block drafter of the published layouts; null = `block` in the model's folder, if there is one."""

@@ -10,7 +10,6 @@ import pytest
 from services.demo.client import Answer, Chat
 from services.demo.script import INSTRUCTIONS, TOOLS, Message
 from services.embedded.waiting import until
-from shared.config import POCKET
 from shared.telemetry import TRACES_FILE
 from shared.tracestore import StoredSpan, TraceStore
 from tests.e2e.conftest import Line
@@ -21,7 +20,6 @@ AWKWARD = (
     'Quote {"a": "b\\"c", "d": ["é", "🙂"]} and `code` as they are.',
 )
 DRAFTERS = ("auto", "block", "mtp", "ngram")
-HAS_BLOCK = (POCKET / "block" / "model.safetensors").exists()
 
 
 def ask(line: Line, messages: list[Message], drafter: str, **more: Any) -> Answer:
@@ -99,11 +97,10 @@ def test_the_trace_says_which_drafter_was_chosen_and_why(line: Line) -> None:
     told = span.attributes
     assert told["burstline.reason"] in ("gain", "probe", "no_gain")
     gains = {name.rpartition(".")[2] for name in told if name.startswith("burstline.gain.")}
-    assert gains == {"mtp", "ngram"} | ({"block"} if HAS_BLOCK else set())
+    assert gains == {"block", "mtp", "ngram"}
     assert told["burstline.drafter"] in gains | {"none"}
 
 
-@pytest.mark.skipif(not HAS_BLOCK, reason="the pocket model ships without a block drafter")
 def test_the_shipped_block_drafter_drafts(line: Line) -> None:
     messages: list[Message] = [
         {"role": "system", "content": INSTRUCTIONS},

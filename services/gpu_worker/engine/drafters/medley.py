@@ -2,9 +2,9 @@
 
     rate of a round = tokens it brought / (1 + fixed + drafts x each)        in verify passes, of its drafter
 
-Of each drafter the rate is first what is expected of it and then, round by round, an average of what it brought. Soon after the
-beginning, and then every `PROBE_ROUNDS`-th time, a round goes to one of the others, the least recently asked, so that a text
-or a passage that suits it better is noticed.
+Of each drafter the rate is first what is expected of it and then, round by round, an average of what it brought. Every
+`PROBE_ROUNDS`-th round goes to one of the others, the least recently asked, so that a passage that suits it better is noticed;
+soon after the beginning so do two more, to those that are expected to come near.
 What is expected and what drafts cost are told once; after that only counts decide, so a stream that is run again under the
 same expectations drafts the same. Tokens never depend on it.
 """
@@ -23,6 +23,8 @@ WEIGHT: Final = 0.125
 PROBE_WEIGHT: Final = 0.5
 EARLY_PROBES: Final = (2, 5)
 """Rounds of a stream in which others are tried before the first regular probe."""
+NEAR: Final = 0.75
+"""Of the preferred one's rate, with which another is tried so early."""
 EXPECTED_ROUNDS: Final = 1
 """Rounds that the expectation counts for."""
 HYSTERESIS: Final = 1.05
@@ -67,9 +69,11 @@ class Medley:
     def next(self) -> DrafterKind:
         """Whose turn the next round is."""
         others = [name for name in self.rates if name != self.preferred]
-        regular = self._rounds % PROBE_ROUNDS == PROBE_ROUNDS - 1
-        probing = others and (regular or self._rounds in EARLY_PROBES)
-        self.asked = min(others, key=self._last.__getitem__) if probing else self.preferred
+        if self._rounds in EARLY_PROBES:
+            others = [name for name in others if self.rates[name] >= NEAR * self.rates[self.preferred]]
+        elif self._rounds % PROBE_ROUNDS < PROBE_ROUNDS - 1:
+            others = []
+        self.asked = min(others, key=self._last.__getitem__, default=self.preferred)
         return self.asked
 
     def width(self) -> int:

@@ -7,6 +7,7 @@ go on at any round. Its anchor is the live one of `SpecSession`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from torch import Tensor
 
@@ -25,6 +26,9 @@ from services.gpu_worker.engine.sequence import ProposerState, SequenceState
 from services.gpu_worker.engine.sessions.mtp import SpecSession
 from services.gpu_worker.engine.sessions.outcome import SessionShape
 from services.gpu_worker.engine.sessions.telemetry import SessionCounters
+
+UPKEEP_ROWS: Final = 48
+"""Rows of the head's plane that wait while others draft: a call with many costs little more than one with few."""
 
 
 class AutoSpecSession(SpecSession):
@@ -122,8 +126,8 @@ class AutoSpecSession(SpecSession):
         return drafter, DraftJob(k=k, picker=self.picker, block_table=self.sequence.block_table)
 
     def side_jobs(self) -> list[tuple[AnyDrafter, DraftJob]]:
-        """The head keeps up while others draft."""
-        if self._head is None or self._head is self.drafter:
+        """The head keeps up while others draft; its rows wait until they are many, or its turn comes."""
+        if self._head is None or self._head is self.drafter or self._head.backlog < UPKEEP_ROWS:
             return []
         return [(self._head, DraftJob(k=0, picker=self.picker, block_table=self.sequence.block_table))]
 

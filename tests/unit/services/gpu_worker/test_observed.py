@@ -34,7 +34,7 @@ async def test_heartbeats_tell_the_worker_and_its_load() -> None:
         assert (beat.worker_id, beat.model, beat.fingerprint) == ("w1", "m", FINGERPRINT)
         assert (beat.vocabulary_size, beat.max_context) == (DIMS.vocab, 4096)
         assert (beat.ready, beat.draining, beat.running) == (True, False, 0)
-        assert (beat.speculation.drafter, beat.speculation.k) == ("mtp", 3)
+        assert (beat.speculation.drafter, beat.speculation.k) == ("auto", 7)
         await here.enqueue(make_request(clock=here.clock))
         await until(lambda: running.worker.pulse.heartbeat().running == 1)
 
