@@ -1,1 +1,1 @@
-"""Tests of unit/services/gpu_worker."""
+"""The worker with a memory transport and a scripted engine. `rig` makes one, `scripted` and `doubles` are its company."""

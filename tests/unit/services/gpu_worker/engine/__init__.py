@@ -1,1 +1,1 @@
-"""Tests of unit/services/gpu_worker/engine."""
+"""The engine with small random models, step by step; mirrors its modules."""

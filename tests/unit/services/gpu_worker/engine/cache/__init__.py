@@ -1,1 +1,1 @@
-"""Tests of unit/services/gpu_worker/engine/cache."""
+"""Pools, tree, tiers and their owner; mirrors the modules of `engine.cache`."""

@@ -1,1 +1,1 @@
-"""Tests of unit/services/gpu_worker/engine/drafters."""
+"""What drafters propose, and when they are worth it; mirrors the modules of `engine.drafters`."""

@@ -1,1 +1,1 @@
-"""Mirrors the source folder of the same path."""
+"""Layers against plain torch; mirrors the modules of `engine.layers`."""

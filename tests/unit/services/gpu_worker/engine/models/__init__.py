@@ -1,1 +1,1 @@
-"""Mirrors the source folder of the same path."""
+"""Families against transformers and against slow torch (`plain_latent`, `plain_mtp`); mirrors the modules of `engine.models`."""

@@ -1,1 +1,1 @@
-"""Tests of unit/services/gpu_worker/engine/sessions."""
+"""Sessions without an engine around them; mirrors the modules of `engine.sessions`."""
