@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -34,16 +34,18 @@ class Segment:
 
 
 class ControlTokens:
-    """The control tokens of a vocabulary: text -> id."""
+    """The control tokens of a vocabulary: text -> id.
+
+    Vocabularies have thousands of them, most with one beginning (`<|reserved_special_token_0|>`), and callers choose the
+    text: what is looked for at one place of it must not grow with their number.
+    """
 
     def __init__(self, tokens: Mapping[str, int]) -> None:
         self.ids: Final = dict(tokens)
-        longest_first = sorted(tokens, key=len, reverse=True)
-        self._whole = _alternatives(longest_first)
-        beginnings = {text[:cut] for text in tokens for cut in range(1, len(text))}
-        ends = {text[cut:] for text in tokens for cut in range(1, len(text))}
-        self._beginning = _alternatives(beginnings, after=r"\Z")
-        self._end = _alternatives(ends, before=r"\A")
+        self._whole: Final = re.compile(_tree(tokens))
+        self._beginnings: Final = frozenset(text[:cut] for text in tokens for cut in range(1, len(text)))
+        self._ends: Final = frozenset(text[cut:] for text in tokens for cut in range(1, len(text)))
+        self._longest_part: Final = max(map(len, self._beginnings), default=0)
 
     def split(self, text: str) -> list[Segment]:
         """`text` cut at its control tokens; the longest wins where several begin at one place."""
@@ -58,16 +60,50 @@ class ControlTokens:
             segments.append(Segment(text=text[position:], token=None))
         return segments
 
-    def patterns(self) -> tuple[re.Pattern[str], re.Pattern[str], re.Pattern[str]]:
-        """What a shield replaces: whole tokens, beginnings at a string's end, ends at a string's beginning."""
-        return self._whole, self._beginning, self._end
+    def replace(self, text: str, hide: Callable[[str], str]) -> str:
+        """`text` with what a shield hides replaced: whole tokens, then the longest beginning of one at the text's end and
+        the longest end of one at its beginning."""
+        text = self._whole.sub(lambda match: hide(match[0]), text)
+        parts = range(min(len(text), self._longest_part), 0, -1)
+        if found := next((size for size in parts if text[-size:] in self._beginnings), 0):
+            text = text[:-found] + hide(text[-found:])
+        parts = range(min(len(text), self._longest_part), 0, -1)
+        if found := next((size for size in parts if text[:size] in self._ends), 0):
+            text = hide(text[:found]) + text[found:]
+        return text
 
 
-def _alternatives(texts: Iterable[str], *, before: str = "", after: str = "") -> re.Pattern[str]:
-    ordered = sorted(texts, key=len, reverse=True)
-    if not ordered:
-        return re.compile(r"(?!)")
-    return re.compile(before + "(?:" + "|".join(map(re.escape, ordered)) + ")" + after)
+def _tree(texts: Iterable[str]) -> str:
+    """A regular expression for the longest of `texts` at a place, which looks at each character of it once."""
+    following: dict[str, list[str]] = {}
+    for text in texts:
+        if text:
+            following.setdefault(text[0], []).append(text[1:])
+    if not following:
+        return r"(?!)"
+    return _branches(following)
+
+
+def _branches(following: Mapping[str, Sequence[str]]) -> str:
+    branches = [re.escape(first) + _rest(rests) for first, rests in following.items()]
+    return branches[0] if len(branches) == 1 else "(?:" + "|".join(branches) + ")"
+
+
+def _rest(rests: Sequence[str]) -> str:
+    """What comes after a character that `rests` share; the empty one of them may end there."""
+    least, most = min(rests), max(rests)  # what these two share, all do
+    size = next(
+        (at for at, pair in enumerate(zip(least, most, strict=False)) if pair[0] != pair[1]), len(least)
+    )
+    shared = least[:size]
+    following: dict[str, list[str]] = {}
+    for rest in rests:
+        if len(rest) > len(shared):
+            following.setdefault(rest[len(shared)], []).append(rest[len(shared) + 1 :])
+    if not following:
+        return re.escape(shared)
+    more = _branches(following)
+    return re.escape(shared) + (f"(?:{more})?" if shared in rests else more)
 
 
 class Shield:
@@ -89,12 +125,11 @@ class Shield:
         return value
 
     def _cover_text(self, text: str) -> str:
-        for pattern in (_EDGE, *self._control.patterns()):
-            text = pattern.sub(self._hide, text)  # the edges come first: later they are ours alone
-        return text
+        text = _EDGE.sub(lambda match: self._hide(match[0]), text)  # first: later they are ours alone
+        return self._control.replace(text, self._hide)
 
-    def _hide(self, match: re.Match[str]) -> str:
-        self._hidden.append(match[0])
+    def _hide(self, text: str) -> str:
+        self._hidden.append(text)
         return f"{_OPEN}{self._nonce}:{len(self._hidden) - 1}{_CLOSE}"
 
     def uncover(self, rendered: str) -> list[Segment]:
