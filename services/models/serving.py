@@ -18,12 +18,12 @@ from services.models.adding import add_model
 from services.models.catalogue import KNOWN, SHIPPED
 from services.models.faults import ModelFault
 from shared.config import POCKET
+from shared.protocol.chain import GRID
 
 _WORKER: Final = "BURSTLINE_WORKER_"
 _KV_BYTES: Final = 512 << 20
 """Of keys and values on the CPU, where a worker takes them at its start: the models that people have are larger than the one
 that ships, for which its defaults are made."""
-_BLOCK_ROWS: Final = 64
 _MOST_BLOCKS: Final = 512
 
 
@@ -93,10 +93,10 @@ def _blocks(folder: Path) -> int:
     if os.environ.get(f"{_WORKER}DEVICE") == "cuda":
         return 0
     context = os.environ.get(f"{_WORKER}MAX_CONTEXT", "")
-    least = -(-(int(context) if context.isdecimal() else 4096) // _BLOCK_ROWS)
+    least = -(-(int(context) if context.isdecimal() else 4096) // GRID)
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        fitting = _KV_BYTES // (_row_bytes(config.get("text_config", config)) * _BLOCK_ROWS)
+        fitting = _KV_BYTES // (_row_bytes(config.get("text_config", config)) * GRID)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, ZeroDivisionError):
         fitting = least
     return max(least, min(fitting, _MOST_BLOCKS))

@@ -45,8 +45,8 @@ TENANT: Final = "burstline-tenant"
 DEADLINE: Final = "burstline-deadline-ns"
 """Headers of a request, which tell an operator without decoding; what counts is in the request."""
 DELIVERY: Final = "burstline-delivery"
-"""Header of a claim: the how-manieth delivery of its request it answers. One that is not the next after the last claim's tells
-that who took the request in between was lost before it claimed."""
+"""Header of a claim: which delivery of its request it answers, counted from 1. A gap after the last claim's tells that who
+took the request in between was lost before it claimed."""
 DEAD_REASON: Final = "burstline-reason"
 """Header of a dead letter: the code of what it was given up for."""
 PRIORITIES: Final[tuple[Priority, ...]] = ("high", "normal", "low")

@@ -7,5 +7,6 @@
 - figures: `heldout` (prompts), `decode` (streams), `evaluate` (the model), `compare` (the drafters)
 
 Run from the repository root, `python -m models.pocket.recipe.<module>`; MODEL_CARD.md lists the commands in order.
-Nothing here is imported by a service. Intermediate files live in `recipe/.work/`, which git ignores.
+No service imports it; `burstline bench spec` does, for drafters without a cache. Intermediate files
+live in `recipe/.work/`, which git ignores.
 """
