@@ -42,7 +42,7 @@ ASSUMED_ROUNDS: Final = 8
 FIRST: Final[Mapping[DrafterKind, tuple[float, float]]] = {
     "mtp": (3.0, sum(PRIOR**place for place in range(4))),
     "block": (7.0, sum(PRIOR**place for place in range(8))),
-    "ngram": (3.0, 1.3),
+    "ngram": (3.0, 1.4),
 }
 """(drafts, tokens) a verify, of a drafter that nobody has had yet."""
 TOKEN: Final = 3
