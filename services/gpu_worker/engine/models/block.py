@@ -141,12 +141,10 @@ class BlockDrafter:
         *,
         ids: Tensor | None = None,
         mask_row: Tensor | None = None,
-        digest: str = "",
     ) -> None:
         """`ids` [draft_vocab]: target ids that it can propose, null = all; `mask_row` [H]: its own embedding of a mask,
-        null = the target's of `mask_token`; `digest` of its weights."""
+        null = the target's of `mask_token`."""
         self.dims = dims
-        self.digest = digest
         self.placement = placement
         self.ids = ids
         self.mask_row = None if mask_row is None else placement.matrix(mask_row)

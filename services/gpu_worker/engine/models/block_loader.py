@@ -32,7 +32,7 @@ def load_block(folder: Path, target: Model) -> BlockDrafter:
     dims.check_target(target.dims, config)
     checkpoint = Checkpoint(folder)
     check_names(dims, checkpoint.names(), folder)
-    weights, digest = checkpoint.load(block_shapes(dims))
+    weights, _ = checkpoint.load(block_shapes(dims))
     # Positions beyond the target's context are never asked for.
     dims = replace(dims, max_positions=min(dims.max_positions, target.dims.max_positions))
     return BlockDrafter(
@@ -42,7 +42,6 @@ def load_block(folder: Path, target: Model) -> BlockDrafter:
         target.recipe,
         ids=_id_map(folder, dims) if dims.draft_vocab < dims.vocab else None,
         mask_row=_mask_row(folder, dims),
-        digest=digest,
     )
 
 
