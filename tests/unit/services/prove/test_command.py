@@ -13,6 +13,8 @@ from services import cli
 from services.gpu_worker.engine.sessions.base import Session
 from services.prove import command, families, models
 from services.prove.axes import AXES, Cell
+from services.prove.report import Tally
+from services.prove.shards import LEAST_CELLS
 
 CELL = Cell(
     **(
@@ -65,3 +67,30 @@ def test_2_without_the_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
         assert command.main(everything=False, seed=1, json_file=None) == 2
     finally:
         models.pocket.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("device", "everything"), [("cpu", False), ("cpu", True), ("cuda", False), ("cuda", True)]
+)
+def test_a_card_gets_more_and_smaller_parts(
+    monkeypatch: pytest.MonkeyPatch, device: str, everything: bool
+) -> None:
+    asked: dict[str, int] = {}
+
+    def cut(cells: object, most: int, *, least: int, **_: object) -> list[object]:
+        asked.update(most=most, least=least)
+        return []
+
+    monkeypatch.setenv(models.DEVICE, "cpu")
+    monkeypatch.setattr(command, "cut", cut)
+    monkeypatch.setattr(command, "run", lambda shards: Tally())
+    monkeypatch.setattr(command, "full", lambda seed: CELLS)
+    command.main(everything=everything, seed=1, json_file=None, device=device)
+    on_cpu = (command.FULL_SHARDS if everything else command.QUICK_SHARDS, LEAST_CELLS)
+    on_card = (
+        command.CARD_FULL_SHARDS if everything else command.CARD_QUICK_SHARDS,
+        command.CARD_LEAST_CELLS,
+    )
+    assert (asked["most"], asked["least"]) == (on_cpu if device == "cpu" else on_card)
+    assert on_card[0] > on_cpu[0]
+    assert on_card[1] < on_cpu[1]
