@@ -15,6 +15,7 @@ import torch
 from services.gpu_worker.engine.cache.kv_pool import KVPool
 from services.gpu_worker.engine.cache.state_pool import StatePool
 from services.gpu_worker.engine.config import BLOCK_ROWS, LINEAR, EngineConfig, ModelDims
+from services.gpu_worker.engine.models.hybrid_config import read_hybrid
 from services.gpu_worker.engine.models.loader import LoadedModel
 from services.gpu_worker.engine.models.random import drawn_model
 from services.gpu_worker.engine.models.tensors import checkpoint_shapes
@@ -39,7 +40,7 @@ class Ceilings:
 def shape(name: str, *, layers: int | None = None, mtp: bool = True) -> ModelDims:
     """Dimensions of `models/shapes/<name>`; `layers` cuts the model short, for a quick look."""
     config = json.loads((SHAPES / name / "config.json").read_text(encoding="utf-8"))
-    dims = ModelDims.from_hf(config, has_mtp=mtp)
+    dims = read_hybrid(config, has_mtp=mtp)
     return replace(dims, layer_types=dims.layer_types[:layers]) if layers else dims
 
 

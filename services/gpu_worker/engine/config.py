@@ -1,13 +1,12 @@
 """What the engine is built for: the model's dimensions and the sizes of its pools.
 
-Pure values. This module knows the field names of a Hugging Face `config.json`, and nothing of weights, torch or requests.
+Pure values, which the families read from folders (`models`). Knows nothing of files, weights, torch or requests.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 from shared.errors import EngineFault
 
@@ -155,62 +154,6 @@ class ModelDims:
         """Query heads that share one KV head."""
         return self.heads // self.kv_heads
 
-    @classmethod
-    def from_hf(cls, config: Mapping[str, Any], *, has_mtp: bool) -> ModelDims:
-        """Read a Hugging Face `config.json` (a nested `text_config` is followed).
-
-        `has_mtp` says whether the checkpoint holds `mtp.*` tensors. Raises `EngineFault` naming the field that is
-        missing or outside what this engine computes.
-        """
-        text = config.get("text_config", config)
-        rope = text.get("rope_parameters") or {}
-        head_dim = _need(text, "head_dim")
-        factor = rope.get("partial_rotary_factor", text.get("partial_rotary_factor", 1.0))
-        mixture = bool(text.get("num_experts"))
-        dims = cls(
-            vocab=_need(text, "vocab_size"),
-            hidden=_need(text, "hidden_size"),
-            intermediate=_need(text, "shared_expert_intermediate_size" if mixture else "intermediate_size"),
-            experts=_need(text, "num_experts") if mixture else 0,
-            experts_per_row=_need(text, "num_experts_per_tok") if mixture else 0,
-            expert_width=_need(text, "moe_intermediate_size") if mixture else 0,
-            layer_types=_layer_types(text),
-            heads=_need(text, "num_attention_heads"),
-            kv_heads=_need(text, "num_key_value_heads"),
-            head_dim=head_dim,
-            rotary_dim=int(head_dim * factor),
-            rope_theta=float(rope.get("rope_theta", text.get("rope_theta", 10_000.0))),
-            gdn_key_heads=_need(text, "linear_num_key_heads"),
-            gdn_value_heads=_need(text, "linear_num_value_heads"),
-            gdn_key_dim=_need(text, "linear_key_head_dim"),
-            gdn_value_dim=_need(text, "linear_value_head_dim"),
-            conv_kernel=_need(text, "linear_conv_kernel_dim"),
-            eps=float(text.get("rms_norm_eps", 1e-6)),
-            tie_embeddings=bool(text.get("tie_word_embeddings", config.get("tie_word_embeddings", False))),
-            max_positions=_need(text, "max_position_embeddings"),
-            has_mtp=has_mtp,
-        )
-        dims._check(
-            rope.get("rope_type", "default"), text.get("hidden_act", "silu"), text.get("attention_bias")
-        )
-        return dims
-
-    def _check(self, rope_type: str, activation: str, attention_bias: bool | None) -> None:
-        faults = {
-            f"rope_type {rope_type!r}: only 'default' is computed": rope_type != "default",
-            f"hidden_act {activation!r}: only 'silu' is computed": activation != "silu",
-            "attention_bias: projections with a bias are not computed": bool(attention_bias),
-            f"num_attention_heads {self.heads} is no multiple of num_key_value_heads {self.kv_heads}": bool(
-                self.heads % self.kv_heads
-            ),
-            f"linear_num_value_heads {self.gdn_value_heads} is no multiple of linear_num_key_heads "
-            f"{self.gdn_key_heads}": bool(self.gdn_value_heads % self.gdn_key_heads),
-            f"rotary dimension {self.rotary_dim} is odd": bool(self.rotary_dim % 2),
-        }
-        wrong = [text for text, broken in faults.items() if broken]
-        if wrong:
-            raise EngineFault("model config: " + "; ".join(wrong))
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineConfig:
@@ -270,23 +213,3 @@ class EngineConfig:
     def block_rows(self) -> int:
         """Rows of a KV block, a constant of the design."""
         return BLOCK_ROWS
-
-
-def _need(text: Mapping[str, Any], name: str) -> int:
-    value = text.get(name)
-    if not isinstance(value, int) or value < 1:
-        raise EngineFault(f"model config: {name} must be a positive integer, not {value!r}")
-    return value
-
-
-def _layer_types(text: Mapping[str, Any]) -> tuple[str, ...]:
-    layers = _need(text, "num_hidden_layers")
-    types = text.get("layer_types")
-    if types is None:
-        interval = int(text.get("full_attention_interval", 4))
-        types = [LINEAR if (i + 1) % interval else FULL for i in range(layers)]
-    if len(types) != layers or not set(types) <= {LINEAR, FULL}:
-        raise EngineFault(
-            f"model config: layer_types must hold {layers} of {LINEAR!r} and {FULL!r}, not {types!r}"
-        )
-    return tuple(types)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from services.gpu_worker.engine.config import FULL, SLIDING, ModelDims
+from services.gpu_worker.engine.models.fields import listed, need, optional, refuse
 from services.gpu_worker.engine.models.rope import RopeScaling
-from shared.errors import EngineFault
 
 LLAMA: Final = "llama"
 MISTRAL: Final = "mistral"
@@ -67,16 +67,16 @@ def read_dense(config: Mapping[str, Any]) -> tuple[ModelDims, DenseTraits]:
     kind = GEMMA3 if str(config.get("model_type")).startswith("gemma3") else str(config.get("model_type"))
     text = {**_DEFAULTS.get(kind, {}), **config.get("text_config", config)}
     gemma = kind == GEMMA3
-    hidden, heads = _need(text, "hidden_size"), _need(text, "num_attention_heads")
-    head_dim = _optional(text, "head_dim") or hidden // heads
-    kv_heads = _optional(text, "num_key_value_heads") or heads
+    hidden, heads = need(text, "hidden_size"), need(text, "num_attention_heads")
+    head_dim = optional(text, "head_dim") or hidden // heads
+    kv_heads = optional(text, "num_key_value_heads") or heads
     _refuse(kind, text, heads, kv_heads, head_dim)
     full, local = _rope(text, gemma)
     layer_types = _layer_types(text, kind)
     dims = ModelDims(
-        vocab=_need(text, "vocab_size"),
+        vocab=need(text, "vocab_size"),
         hidden=hidden,
-        intermediate=0 if kind == QWEN3_MOE else _need(text, "intermediate_size"),
+        intermediate=0 if kind == QWEN3_MOE else need(text, "intermediate_size"),
         layer_types=layer_types,
         heads=heads,
         kv_heads=kv_heads,
@@ -85,9 +85,9 @@ def read_dense(config: Mapping[str, Any]) -> tuple[ModelDims, DenseTraits]:
         rope_theta=float(full.get("rope_theta", 1_000_000.0 if gemma else 10_000.0)),
         eps=float(text.get("rms_norm_eps", 1e-6)),
         tie_embeddings=bool(text.get("tie_word_embeddings", config.get("tie_word_embeddings", gemma))),
-        max_positions=_need(text, "max_position_embeddings"),
+        max_positions=need(text, "max_position_embeddings"),
         has_mtp=False,
-        window=_need(text, "sliding_window") if SLIDING in layer_types else 0,
+        window=need(text, "sliding_window") if SLIDING in layer_types else 0,
     )
     traits = DenseTraits(
         model_type=kind,
@@ -111,12 +111,12 @@ def _with_experts(dims: ModelDims, text: Mapping[str, Any]) -> ModelDims:
     layers = range(len(dims.layer_types))
     return replace(
         dims,
-        experts=_optional(text, "num_experts") or _need(text, "num_local_experts"),
-        experts_per_row=_need(text, "num_experts_per_tok"),
-        expert_width=_need(text, "moe_intermediate_size"),
+        experts=optional(text, "num_experts") or need(text, "num_local_experts"),
+        experts_per_row=need(text, "num_experts_per_tok"),
+        expert_width=need(text, "moe_intermediate_size"),
         expert_weights_sum_to_one=bool(text.get("norm_topk_prob", False)),
         dense_layers=tuple(index for index in layers if index in plain or (index + 1) % step),
-        dense_width=_need(text, "intermediate_size"),
+        dense_width=need(text, "intermediate_size"),
     )
 
 
@@ -138,9 +138,7 @@ def _refuse(kind: str, text: Mapping[str, Any], heads: int, kv_heads: int, head_
             text.get("use_bidirectional_attention")
         ),
     }
-    wrong = [fault for fault, broken in faults.items() if broken]
-    if wrong:
-        raise EngineFault("model config: " + "; ".join(wrong))
+    refuse(faults)
 
 
 def _rope(text: Mapping[str, Any], gemma: bool) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
@@ -158,15 +156,11 @@ def _rope(text: Mapping[str, Any], gemma: bool) -> tuple[Mapping[str, Any], Mapp
 
 
 def _layer_types(text: Mapping[str, Any], kind: str) -> tuple[str, ...]:
-    layers = _need(text, "num_hidden_layers")
+    layers = need(text, "num_hidden_layers")
     types = text.get("layer_types")
     if types is None:
         types = [_layer_type(text, kind, index) for index in range(layers)]
-    if len(types) != layers or not set(types) <= {FULL, SLIDING}:
-        raise EngineFault(
-            f"model config: layer_types must hold {layers} of {FULL!r} and {SLIDING!r}, not {types!r}"
-        )
-    return tuple(types)
+    return listed(types, layers, (FULL, SLIDING))
 
 
 def _layer_type(text: Mapping[str, Any], kind: str, index: int) -> str:
@@ -177,17 +171,3 @@ def _layer_type(text: Mapping[str, Any], kind: str, index: int) -> str:
     if kind in (QWEN3, QWEN3_MOE) and text.get("use_sliding_window"):
         windowed = text.get("sliding_window") if index >= int(text.get("max_window_layers", 28)) else None
     return SLIDING if windowed else FULL
-
-
-def _need(text: Mapping[str, Any], name: str) -> int:
-    value = _optional(text, name)
-    if value is None:
-        raise EngineFault(f"model config: {name} must be a positive integer, not {text.get(name)!r}")
-    return value
-
-
-def _optional(text: Mapping[str, Any], name: str) -> int | None:
-    value = text.get(name)
-    if value is not None and (not isinstance(value, int) or value < 1):
-        raise EngineFault(f"model config: {name} must be a positive integer, not {value!r}")
-    return value

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from services.gpu_worker.engine.config import FULL, KeyIndex, Latent, ModelDims
+from services.gpu_worker.engine.models.fields import need, optional, refuse
 from services.gpu_worker.engine.models.rope import RopeScaling, yarn_magnitude
 from shared.errors import EngineFault
 
@@ -46,33 +47,33 @@ class LatentTraits:
 def read_latent(config: Mapping[str, Any], *, has_mtp: bool) -> tuple[ModelDims, LatentTraits]:
     """Parse a `config.json`. Raises `EngineFault` naming the field that is missing or outside what is computed."""
     kind = str(config.get("model_type"))
-    layers, width = _need(config, "num_hidden_layers"), _need(config, "moe_intermediate_size")
+    layers, width = need(config, "num_hidden_layers"), need(config, "moe_intermediate_size")
     widths = _widths(config, layers, indexed=kind in _INDEXED)
     rope = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
-    experts = _optional(config, "n_routed_experts") or _need(config, "num_experts")
-    groups = _optional(config, "n_group") or 1
-    best = _optional(config, "topk_group") or 1
+    experts = optional(config, "n_routed_experts") or need(config, "num_experts")
+    groups = optional(config, "n_group") or 1
+    best = optional(config, "topk_group") or 1
     _refuse(config, widths, rope, experts, (groups, best))
     dims = ModelDims(
-        vocab=_need(config, "vocab_size"),
-        hidden=_need(config, "hidden_size"),
-        intermediate=width * _need(config, "n_shared_experts"),
+        vocab=need(config, "vocab_size"),
+        hidden=need(config, "hidden_size"),
+        intermediate=width * need(config, "n_shared_experts"),
         layer_types=(FULL,) * layers,
-        heads=_need(config, "num_attention_heads"),
+        heads=need(config, "num_attention_heads"),
         kv_heads=1,
         head_dim=widths.row,
         rotary_dim=widths.rope_dim,
         rope_theta=float(rope.get("rope_theta", config.get("rope_theta", 10_000.0))),
         eps=float(config.get("rms_norm_eps", 1e-6 if kind in (DEEPSEEK_V3, DEEPSEEK_V32) else 1e-5)),
         tie_embeddings=bool(config.get("tie_word_embeddings", False)),
-        max_positions=_need(config, "max_position_embeddings"),
+        max_positions=need(config, "max_position_embeddings"),
         has_mtp=has_mtp,
         experts=experts,
-        experts_per_row=_need(config, "num_experts_per_tok"),
+        experts_per_row=need(config, "num_experts_per_tok"),
         expert_width=width,
         expert_weights_sum_to_one=bool(config.get("norm_topk_prob", True)),
         dense_layers=_dense_layers(config, kind, layers),
-        dense_width=_need(config, "intermediate_size"),
+        dense_width=need(config, "intermediate_size"),
         latent=widths,
     )
     return dims, LatentTraits(
@@ -89,11 +90,11 @@ def read_latent(config: Mapping[str, Any], *, has_mtp: bool) -> tuple[ModelDims,
 
 def _widths(config: Mapping[str, Any], layers: int, *, indexed: bool) -> Latent:
     return Latent(
-        rank=_need(config, "kv_lora_rank"),
-        rope_dim=_need(config, "qk_rope_head_dim"),
-        nope_dim=_need(config, "qk_nope_head_dim"),
-        value_dim=_need(config, "v_head_dim"),
-        query_rank=(_need if indexed else _optional)(config, "q_lora_rank") or 0,
+        rank=need(config, "kv_lora_rank"),
+        rope_dim=need(config, "qk_rope_head_dim"),
+        nope_dim=need(config, "qk_nope_head_dim"),
+        value_dim=need(config, "v_head_dim"),
+        query_rank=(need if indexed else optional)(config, "q_lora_rank") or 0,
         index=_index(config, layers) if indexed else None,
     )
 
@@ -105,9 +106,9 @@ def _index(config: Mapping[str, Any], layers: int) -> KeyIndex:
             f"model config: indexer_types must hold {layers} of 'full' and 'shared', the first full, not {types!r}"
         )
     return KeyIndex(
-        heads=_need(config, "index_n_heads"),
-        width=_need(config, "index_head_dim"),
-        most=_need(config, "index_topk"),
+        heads=need(config, "index_n_heads"),
+        width=need(config, "index_head_dim"),
+        most=need(config, "index_topk"),
         shared=tuple(number for number, kind in enumerate(types) if kind == "shared"),
     )
 
@@ -166,20 +167,4 @@ def _refuse(
         f"moe_layer_freq {config.get('moe_layer_freq')}: only 1 is computed": config.get("moe_layer_freq", 1)
         != 1,
     }
-    wrong = [fault for fault, broken in faults.items() if broken]
-    if wrong:
-        raise EngineFault("model config: " + "; ".join(wrong))
-
-
-def _need(config: Mapping[str, Any], name: str) -> int:
-    value = _optional(config, name)
-    if value is None:
-        raise EngineFault(f"model config: {name} must be a positive integer, not {config.get(name)!r}")
-    return value
-
-
-def _optional(config: Mapping[str, Any], name: str) -> int | None:
-    value = config.get(name)
-    if value is not None and (not isinstance(value, int) or value < 1):
-        raise EngineFault(f"model config: {name} must be a positive integer, not {value!r}")
-    return value
+    refuse(faults)

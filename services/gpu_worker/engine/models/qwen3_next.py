@@ -20,8 +20,9 @@ from torch import Tensor
 
 from services.gpu_worker.engine.config import ModelDims
 from services.gpu_worker.engine.models.expert_tensors import StackedExperts, one_by_one
+from services.gpu_worker.engine.models.fields import need
+from services.gpu_worker.engine.models.hybrid_config import read_hybrid
 from services.gpu_worker.engine.models.tensors import Shapes, checkpoint_shapes
-from shared.errors import EngineFault
 
 _QKV, _Z = "linear_attn.in_proj_qkv.weight", "linear_attn.in_proj_z.weight"
 _B, _A = "linear_attn.in_proj_b.weight", "linear_attn.in_proj_a.weight"
@@ -31,20 +32,17 @@ _QKVZ, _BA = "linear_attn.in_proj_qkvz.weight", "linear_attn.in_proj_ba.weight"
 def read_next(config: Mapping[str, Any], *, has_mtp: bool, mtp_mixes: bool) -> ModelDims:
     """Parse a `config.json`. `mtp_mixes` = the MTP head's layer is a mixture. Raises `EngineFault` naming the field."""
     text = {"partial_rotary_factor": 0.25, "norm_topk_prob": True} | dict(config)
-    dims = ModelDims.from_hf(text, has_mtp=has_mtp)
+    dims = read_hybrid(text, has_mtp=has_mtp)
     if not dims.experts:
         return dims
     layers = len(dims.layer_types)
     dense = [index for index in range(layers) if not _mixes(text, index)]
     if has_mtp and not mtp_mixes:
         dense.append(layers)
-    width = text.get("intermediate_size")
-    if dense and (not isinstance(width, int) or width < 1):
-        raise EngineFault(f"model config: intermediate_size must be a positive integer, not {width!r}")
     return replace(
         dims,
         dense_layers=tuple(dense),
-        dense_width=int(width or 0) if dense else 0,
+        dense_width=need(text, "intermediate_size") if dense else 0,
         expert_weights_sum_to_one=bool(text["norm_topk_prob"]),
     )
 

@@ -100,7 +100,7 @@ def drawn_model(dims: ModelDims, placement: Placement) -> LoadedModel:
 
 
 def hf_config(dims: ModelDims) -> dict[str, object]:
-    """The `config.json` that `ModelDims.from_hf` reads back as `dims`."""
+    """The `config.json` that `read_hybrid` reads back as `dims`."""
     family = {
         "architectures": ["Qwen3_5ForCausalLM"],
         "model_type": "qwen3_5_text",

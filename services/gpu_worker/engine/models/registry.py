@@ -22,6 +22,7 @@ from services.gpu_worker.engine.models.dense_config import read_dense
 from services.gpu_worker.engine.models.expert_tensors import StackedExperts, one_by_one
 from services.gpu_worker.engine.models.family import Model
 from services.gpu_worker.engine.models.hybrid import HybridModel, matmul_shapes
+from services.gpu_worker.engine.models.hybrid_config import read_hybrid
 from services.gpu_worker.engine.models.latent import LatentModel, latent_products
 from services.gpu_worker.engine.models.latent_config import (
     DEEPSEEK_V3,
@@ -60,7 +61,7 @@ Family = Callable[[Mapping[str, Any], Checkpoint], Blueprint]
 
 
 def _hybrid(config: Mapping[str, Any], checkpoint: Checkpoint) -> Blueprint:
-    dims = ModelDims.from_hf(config, has_mtp=_has_mtp(checkpoint))
+    dims = read_hybrid(config, has_mtp=_has_mtp(checkpoint))
     shapes = checkpoint_shapes(dims)
     # Published folders hold experts stacked, those that transformers writes one by one.
     each = one_by_one(shapes, dims, lambda name: name in checkpoint)

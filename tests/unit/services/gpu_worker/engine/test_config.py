@@ -1,4 +1,4 @@
-"""Dimensions read from Hugging Face configs, and pool sizes that cannot work together."""
+"""What follows from a model's dimensions, and pool sizes that cannot work together."""
 
 from __future__ import annotations
 
@@ -7,21 +7,11 @@ from typing import Any
 
 import pytest
 
-from services.gpu_worker.engine.config import FULL, LINEAR, EngineConfig, ModelDims
-from services.gpu_worker.engine.models.random import TINY, hf_config
+from services.gpu_worker.engine.config import EngineConfig
+from services.gpu_worker.engine.models.random import TINY
 from shared.errors import EngineFault
 
 SIZES: dict[str, int] = {"num_blocks": 8, "num_slots": 8, "num_snapshots": 2}
-
-
-def test_dims_survive_the_config_file() -> None:
-    for dims in (TINY, replace(TINY, tie_embeddings=True, has_mtp=False, eps=1e-5, rope_theta=1e7)):
-        assert ModelDims.from_hf(hf_config(dims), has_mtp=dims.has_mtp) == dims
-
-
-def test_layer_types_follow_the_interval_when_not_listed() -> None:
-    config = {name: value for name, value in hf_config(TINY).items() if name != "layer_types"}
-    assert ModelDims.from_hf(config, has_mtp=True).layer_types == (LINEAR, LINEAR, LINEAR, FULL)
 
 
 def test_planes() -> None:

@@ -1,0 +1,40 @@
+"""Fields of a `config.json`, read with their names in the faults. What they mean is each family's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from shared.errors import EngineFault
+
+
+def need(config: Mapping[str, Any], name: str) -> int:
+    """A positive integer. Raises `EngineFault` when it is missing or anything else."""
+    value = optional(config, name)
+    if value is None:
+        raise EngineFault(f"model config: {name} must be a positive integer, not {config.get(name)!r}")
+    return value
+
+
+def optional(config: Mapping[str, Any], name: str) -> int | None:
+    """A positive integer, or None where the field is missing or null. Raises `EngineFault` when it is anything else."""
+    value = config.get(name)
+    if value is not None and (not isinstance(value, int) or value < 1):
+        raise EngineFault(f"model config: {name} must be a positive integer, not {value!r}")
+    return value
+
+
+def listed(types: object, layers: int, known: tuple[str, ...]) -> tuple[str, ...]:
+    """`layer_types`, one of `known` a layer. Raises `EngineFault` when it is anything else."""
+    if not isinstance(types, list | tuple) or len(types) != layers or not set(types) <= set(known):
+        raise EngineFault(
+            f"model config: layer_types must hold {layers} of {' and '.join(map(repr, known))}, not {types!r}"
+        )
+    return tuple(types)
+
+
+def refuse(faults: Mapping[str, bool]) -> None:
+    """Raises `EngineFault` with the texts of all that are true."""
+    wrong = [text for text, broken in faults.items() if broken]
+    if wrong:
+        raise EngineFault("model config: " + "; ".join(wrong))
