@@ -10,7 +10,7 @@
     shards    the parts of a run, each in a process                       command   the command line
     turns     the family of `reuse = "decode"`                            trial     one trial of a family
     drafts    the family of drafters on families of models                rules     how tokens are picked
-    public    the family of a public model that was added
+    public    the family of a public model that was added                 rows      the family of a model's rows in any company
 
 To add something to be shown:
 
