@@ -3,9 +3,10 @@
 A round of k drafts costs 1 + fixed + k * cost verify passes and brings 1 + a_1 + ... + a_k tokens, where a_i is the chance
 that the first i drafts all stand; `fixed` is what the first draft costs beyond the others, as one pass over a block does.
 The gate keeps the chance of each draft given the ones before it, from the stream's own rounds, and takes the k with the
-most tokens a cost. A chance is first the mean of what was seen and of `PRIOR_ROUNDS` rounds at `PRIOR`, so that a few rounds settle it, and then a moving average. A draft never tried is as good as the one
-before it: a drafter whose first drafts stand gets its whole length at once, one whose first drafts fall gets none. One
-draft more than pays is tried now and then, so that a better passage is noticed.
+most tokens a cost. A chance is first the mean of what was seen and of `PRIOR_ROUNDS` rounds at `PRIOR`, so that a few
+rounds settle it, and then a moving average. A draft never tried is as good as the one before it: a drafter whose first
+drafts stand gets its whole length at once, one whose first drafts fall gets none. One draft more than pays is tried now
+and then, so that a better passage is noticed.
 
 The same rounds feed the floor (FR-22): when `floor_rounds` of them together bring fewer tokens a verify than `floor`,
 the drafter is useless to this stream and is turned off for good. A round counts when drafts were made or when the gate
