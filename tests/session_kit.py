@@ -19,13 +19,13 @@ from services.gpu_worker.engine.cache.manager import CacheManager
 from services.gpu_worker.engine.cache.offload import HostTier
 from services.gpu_worker.engine.cache.prices import Prices
 from services.gpu_worker.engine.drafters.ngram import NamespaceIndex, NgramDrafter
+from services.gpu_worker.engine.flights import WholeResult, WholeRow
 from services.gpu_worker.engine.requests import GenerateRequest, SamplingParams
 from services.gpu_worker.engine.sequence import SequenceState
 from services.gpu_worker.engine.sessions.base import Session
 from services.gpu_worker.engine.sessions.mtp import SpecSession
 from services.gpu_worker.engine.sessions.outcome import SessionShape
 from services.gpu_worker.engine.sessions.rounds import run_round
-from services.gpu_worker.engine.whole import WholeResult, WholeRow
 from tests.engine_kit import prompt
 
 VOCAB = 24

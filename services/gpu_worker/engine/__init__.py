@@ -14,7 +14,7 @@ kept     affinity               finished sessions that wait for a turn    keeper
          sequence               rows, blocks and slot of one sequence
 rows     runner, batch          what is launched, and of what             sampling   one row of logits, one token
          placement              where a model lives, in which types       card_logits  rows that stay on the device
-         rounds, whole, device_rounds, inputs, graphs   decode launches that a graph replays
+         rounds, whole, flights, device_rounds, inputs, graphs   decode launches that a graph replays
 proof    fingerprint, probe     whose bits are the same                   faults, faulty   what may go wrong on purpose
 
 Folders: sessions, drafters, models, layers, cache.

@@ -9,9 +9,9 @@ from torch import Tensor
 from services.gpu_worker.engine.batch import BlockAsk, DraftRows, PrefillChunk, VerifyRows
 from services.gpu_worker.engine.card_logits import Logits
 from services.gpu_worker.engine.faults import Faults, StreamKey
+from services.gpu_worker.engine.flights import WholeResult, WholeRow
 from services.gpu_worker.engine.models.block_heads import Proposal
 from services.gpu_worker.engine.runner import ModelRunner
-from services.gpu_worker.engine.whole import WholeResult, WholeRow
 
 
 class FaultyRunner:

@@ -21,6 +21,7 @@ from services.gpu_worker.engine.cache.state_pool import StatePool, delta_shape
 from services.gpu_worker.engine.card_logits import CardLogits, Logits
 from services.gpu_worker.engine.config import BLOCK_ROWS, EngineConfig, ModelDims
 from services.gpu_worker.engine.faults import OutOfMemory
+from services.gpu_worker.engine.flights import WholeResult, WholeRow
 from services.gpu_worker.engine.layers.steps import Span
 from services.gpu_worker.engine.layers.taps import Taps
 from services.gpu_worker.engine.models.block_context import BlockContext
@@ -28,7 +29,7 @@ from services.gpu_worker.engine.models.block_heads import NoRows, Proposal
 from services.gpu_worker.engine.models.family import Model
 from services.gpu_worker.engine.models.hybrid import HybridModel
 from services.gpu_worker.engine.rounds import launches
-from services.gpu_worker.engine.whole import WholeResult, WholeRounds, WholeRow
+from services.gpu_worker.engine.whole import WholeRounds
 from shared.errors import EngineFault
 
 

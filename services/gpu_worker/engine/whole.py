@@ -10,11 +10,9 @@ rows are nobody's.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from kernels.advance import NO_STOP, STOPS
 from kernels.tiles import ROWS
@@ -23,80 +21,12 @@ from services.gpu_worker.engine.cache.kv_pool import KVPool
 from services.gpu_worker.engine.cache.state_pool import StatePool
 from services.gpu_worker.engine.config import EngineConfig
 from services.gpu_worker.engine.device_rounds import DeviceRounds, Told
+from services.gpu_worker.engine.flights import Flight, Seat, WholeResult, WholeRow, known_ahead, next_seat
 from services.gpu_worker.engine.graphs import Size, bucket, buckets
 from services.gpu_worker.engine.inputs import RoundInputs
 from services.gpu_worker.engine.layers.steps import Span
 from services.gpu_worker.engine.models.hybrid import HybridModel
 from services.gpu_worker.engine.requests import SamplingParams
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WholeRow:
-    """One sequence of a round. Its columns are the anchor and either `given` drafts or `k` that the head makes."""
-
-    slot: int
-    start: int
-    anchor: int
-    block_table: Sequence[int]
-    rules: SamplingParams
-    choice: int
-    given: Sequence[int] = ()
-    k: int = 0
-    catch_up: DraftRows | None = None
-    """With k: rows of the draft plane up to the anchor's, which the head reads first."""
-    left: int = 0
-    """Rows that the stream may still commit, this round's among them; 0 = its next round is not known in advance."""
-    stops: frozenset[int] = frozenset()
-    eager: bool = False
-
-    @property
-    def columns(self) -> int:
-        return 1 + (self.k or len(self.given))
-
-
-class WholeResult(NamedTuple):
-    """What a round decided: the drafts, the pick of every column (-1 = a broken row), hidden [columns, H]."""
-
-    drafts: list[int]
-    picks: list[int]
-    hidden: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class _Seat:
-    """Where a sequence stands in a round that was launched."""
-
-    slot: int
-    start: int
-    anchor: int
-    columns: int
-    k: int
-    left: int
-    caught_up: tuple[int, ...]
-    """Tokens that the head reads first, if it drafts."""
-
-    def holds(self, row: WholeRow) -> bool:
-        """Whether this is the round that the row asks for."""
-        tokens = tuple(row.catch_up.tokens) if row.catch_up is not None else ()
-        return not row.given and (row.slot, row.start, row.anchor, row.columns, row.k, tokens) == (
-            self.slot,
-            self.start,
-            self.anchor,
-            self.columns,
-            self.k,
-            self.caught_up if self.k else (),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class _Flight:
-    """A round on its way."""
-
-    size: Size
-    seats: list[_Seat]
-    told: Tensor
-    hidden: Tensor
-    done: torch.cuda.Event | None
 
 
 class WholeRounds:
@@ -128,7 +58,7 @@ class WholeRounds:
         self._buffer = torch.zeros(Told.room(most, columns), dtype=torch.int32, pin_memory=self._pinned)
         self._begun = Told.of(self._buffer, most, columns)
         self._seated: list[tuple[SamplingParams, int]] = []
-        self._flight: _Flight | None = None
+        self._flight: Flight | None = None
         self.uncaptured = False
         """Whether the last round wanted a graph that could not be captured."""
 
@@ -146,7 +76,7 @@ class WholeRounds:
         flight = self._arrived(rows) or self._launch(rows)
         for row in rows:
             self._states.verified(row.slot, row.columns)
-        more = more and _known_ahead(flight, rows)
+        more = more and known_ahead(flight, rows)
         ahead = self._fly_blind(flight, rows) if more else None
         if flight.done is not None:
             flight.done.synchronize()
@@ -164,7 +94,7 @@ class WholeRounds:
                 self._states.verified(seat.slot, seat.columns)
                 self._states.accept(seat.slot, 0)
 
-    def _arrived(self, rows: Sequence[WholeRow]) -> _Flight | None:
+    def _arrived(self, rows: Sequence[WholeRow]) -> Flight | None:
         """What flies, if it is what the rows ask for; landed otherwise."""
         flight = self._flight
         if flight is None:
@@ -181,7 +111,7 @@ class WholeRounds:
                 self._states.accept(slot, 0)
         return flight
 
-    def _launch(self, rows: Sequence[WholeRow]) -> _Flight:
+    def _launch(self, rows: Sequence[WholeRow]) -> Flight:
         """Fill the inputs and go."""
         drafting = any(row.k for row in rows)
         widest = max(row.columns for row in rows)
@@ -193,10 +123,10 @@ class WholeRounds:
         eager = any(row.eager for row in rows)
         self.uncaptured = not eager and graphs.enabled and not graphs.prepare(size)
         self._fill(rows, size)
-        seats = [_Seat(row.slot, row.start, row.anchor, row.columns, row.k, row.left, ()) for row in rows]
+        seats = [Seat(row.slot, row.start, row.anchor, row.columns, row.k, row.left, ()) for row in rows]
         return self._go(size, seats, drafting, eager)
 
-    def _go(self, size: Size, seats: list[_Seat], drafting: bool, eager: bool) -> _Flight:
+    def _go(self, size: Size, seats: list[Seat], drafting: bool, eager: bool) -> Flight:
         graphs = self._rounds.graphs if drafting else self._rounds.verifies
         told = graphs.run(size, eager=eager)
         host, done = self._told[0], self._done[0]
@@ -207,9 +137,9 @@ class WholeRounds:
         hidden = self._rounds.state.tail_hidden[: len(seats), : size[1]].clone()
         if done is not None:
             done.record(self._stream)
-        return _Flight(size, seats, kept, hidden, done)
+        return Flight(size, seats, kept, hidden, done)
 
-    def _fly_blind(self, flight: _Flight, rows: Sequence[WholeRow]) -> _Flight | None:
+    def _fly_blind(self, flight: Flight, rows: Sequence[WholeRow]) -> Flight | None:
         """Launch the round after one that is not read yet, where every table has room for it whatever is accepted, and
         some sequence surely has rows left. Its seats are not known yet."""
         tables = {row.slot: row.block_table for row in rows}
@@ -222,12 +152,12 @@ class WholeRounds:
         return self._go(flight.size, flight.seats, any(seat.k for seat in live), eager=False)
 
     def _fly_on(
-        self, flight: _Flight, rows: Sequence[WholeRow], told: list[list[int]], ahead: _Flight | None
-    ) -> _Flight | None:
+        self, flight: Flight, rows: Sequence[WholeRow], told: list[list[int]], ahead: Flight | None
+    ) -> Flight | None:
         """The round after one that was read: `ahead` with its seats, or launched now, if there is room in every table."""
         of_slot = {row.slot: row for row in rows}
         seats = [
-            _next(seat, told[number], of_slot.get(seat.slot)) for number, seat in enumerate(flight.seats)
+            next_seat(seat, told[number], of_slot.get(seat.slot)) for number, seat in enumerate(flight.seats)
         ]
         if ahead is not None:
             return replace(ahead, seats=seats)
@@ -271,31 +201,7 @@ class WholeRounds:
         tail[number, : len(tokens)] = catch_up.hiddens[spare:].to(tail.device, tail.dtype)
 
 
-def _known_ahead(flight: _Flight, rows: Sequence[WholeRow]) -> bool:
-    """Whether the card knows the round after this one: all of its sequences go on, all draft or none, nobody's drafts
-    come from elsewhere, and every stop id is told."""
-    drafting = any(seat.k for seat in flight.seats)
-    alike = all(
-        row.left and not row.given and not row.eager and (row.k > 0) == drafting and len(row.stops) <= STOPS
-        for row in rows
-    )
-    return alike and len(rows) >= sum(1 for seat in flight.seats if seat.columns)
-
-
-def _next(seat: _Seat, told: list[int], row: WholeRow | None) -> _Seat:
-    """Where a sequence stands after a round, as the card reckons it; no columns = it ended."""
-    committed = told[-1] if seat.columns and row is not None else 0
-    picks = told[:committed]
-    anchor = picks[-1] if picks else 0
-    left = seat.left - committed
-    if row is None or not picks or anchor < 0 or anchor in row.stops:
-        left = 0
-    width = min(max(left, 0), seat.k + 1)
-    k = width - 1 if seat.k else 0
-    return _Seat(seat.slot, seat.start + committed, anchor, width, k, left, tuple(picks))
-
-
-def _result(row: WholeRow, told: list[int], flight: _Flight, number: int) -> WholeResult:
+def _result(row: WholeRow, told: list[int], flight: Flight, number: int) -> WholeResult:
     columns = flight.size[1]
     return WholeResult(
         drafts=told[columns : columns + row.columns - 1],

@@ -24,11 +24,12 @@ from services.gpu_worker.engine.cache.kv_pool import KVPool
 from services.gpu_worker.engine.cache.state_pool import StatePool
 from services.gpu_worker.engine.config import EngineConfig
 from services.gpu_worker.engine.device_rounds import DeviceRounds
+from services.gpu_worker.engine.flights import WholeRow
 from services.gpu_worker.engine.graphs import Size
 from services.gpu_worker.engine.models.random import TINY
 from services.gpu_worker.engine.placement import Placement
 from services.gpu_worker.engine.requests import SamplingParams
-from services.gpu_worker.engine.whole import WholeRounds, WholeRow
+from services.gpu_worker.engine.whole import WholeRounds
 
 CARD = Placement(device=torch.device("cpu"), dtype=torch.float32, on_card=True, fold_rows=3, recipe="card")
 DIMS = replace(TINY, hidden=4, gdn_key_dim=2, gdn_value_dim=2, head_dim=4)

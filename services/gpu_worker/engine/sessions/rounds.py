@@ -14,10 +14,10 @@ from services.gpu_worker.engine.card_logits import DecidedRow, decide
 from services.gpu_worker.engine.drafters.mtp import MtpDrafter
 from services.gpu_worker.engine.drafters.propose import Forward as DraftForward
 from services.gpu_worker.engine.drafters.propose import propose
+from services.gpu_worker.engine.flights import WholeResult, WholeRow
 from services.gpu_worker.engine.sampling import Row
 from services.gpu_worker.engine.sessions.base import Session
 from services.gpu_worker.engine.sessions.mtp import SpecSession
-from services.gpu_worker.engine.whole import WholeResult, WholeRow
 from shared.errors import EngineFault
 
 

@@ -23,6 +23,7 @@ from services.gpu_worker.engine.cache.state_pool import StatePool
 from services.gpu_worker.engine.card_logits import DecidedRow
 from services.gpu_worker.engine.config import FULL, LINEAR, EngineConfig
 from services.gpu_worker.engine.device_rounds import DeviceRounds
+from services.gpu_worker.engine.flights import WholeRow
 from services.gpu_worker.engine.inputs import RoundInputs
 from services.gpu_worker.engine.layers.steps import Span
 from services.gpu_worker.engine.models.hybrid import HybridModel
@@ -32,7 +33,6 @@ from services.gpu_worker.engine.placement import CPU, Placement
 from services.gpu_worker.engine.requests import SamplingParams
 from services.gpu_worker.engine.runner import ModelRunner
 from services.gpu_worker.engine.sampling import TokenPicker
-from services.gpu_worker.engine.whole import WholeRow
 from shared.errors import EngineFault
 
 DIMS = replace(TINY, vocab=2, layer_types=(LINEAR, FULL))
