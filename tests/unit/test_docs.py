@@ -16,7 +16,10 @@ from shared.protocol import subjects
 from shared.protocol.codec import MESSAGES
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCUMENTS = sorted({*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("*/README.md")})
+FOLDERS = ("docs", "kernels", "models", "services", "shared", "tests")
+DOCUMENTS = sorted(
+    {*ROOT.glob("*.md"), *(path for top in FOLDERS for path in (ROOT / top).rglob("*.md") if path.is_file())}
+)
 PROTOCOL = (ROOT / "docs" / "protocol.md").read_text(encoding="utf-8")
 GATEWAY = (ROOT / "docs" / "gateway.md").read_text(encoding="utf-8")
 
@@ -30,6 +33,16 @@ def test_links_and_paths_exist(document: Path) -> None:
     missing = [link for link in _LINK.findall(text) if not (document.parent / link).exists()]
     missing += [path for path in _PATH.findall(text) if not (ROOT / path).exists()]
     assert missing == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_tests_that_are_named_exist(document: Path) -> None:
+    named = set(re.findall(r"\btest_\w+\b(?!…)", document.read_text(encoding="utf-8")))
+    files = [path for path in (ROOT / "tests").rglob("test_*.py") if named]
+    there = {path.stem for path in files}
+    for path in files:
+        there |= set(re.findall(r"def (test_\w+)", path.read_text(encoding="utf-8")))
+    assert named - there == set()
 
 
 def test_every_decision_is_in_the_index() -> None:
@@ -48,6 +61,16 @@ def test_r_protocol_every_subject_is_in_the_table() -> None:
     listed = [line.split()[0] for line in head.splitlines()]
     assert len(listed) == 11
     assert [name for name in listed if f"`{name}`" not in PROTOCOL] == []
+
+
+def test_r_protocol_every_header_is_told() -> None:
+    headers = [
+        value
+        for name, value in vars(subjects).items()
+        if name.isupper() and str(value).startswith("burstline-")
+    ]
+    assert len(headers) == 4
+    assert [name for name in headers if f"`{name}`" not in PROTOCOL] == []
 
 
 @pytest.mark.parametrize("spec", subjects.STREAMS, ids=lambda spec: spec.name)
