@@ -15,6 +15,8 @@ from services.chaos.schedule import ACK_WAIT_S, Kind
 from shared.evidence import Bar
 
 CLAIMS_LOST: Final = (Kind.WORKER_KILL, Kind.WORKER_STOP, Kind.WORKER_DRAIN)
+UNHEARD: Final = (*CLAIMS_LOST, Kind.GATEWAY_DRAIN, Kind.BROKER_KILL)
+"""Of these no caller hears anything: a rolling restart of every service is made of them."""
 TAKEOVER_SPARE_S: Final = 1.0
 """Beyond ack_wait, within which another worker claims what a lost one held (C2)."""
 TOLD: Final = 20
@@ -258,6 +260,7 @@ def bars(verdict: Verdict, asked: Sequence[Asked], records: Sequence[Record], qu
     if kinds <= set(CLAIMS_LOST):
         late = sum(one.late for one in verdict.takeovers)
         told.append(Bar.zero(f"takeovers later than {ACK_WAIT_S + TAKEOVER_SPARE_S:g} s", late, "claims"))
+    if kinds <= set(UNHEARD):
         told.append(Bar.zero("failed or refused requests", failed + refused, "requests"))
     return told
 
