@@ -28,6 +28,7 @@ SIGNALS: Final = {
     Kind.GATEWAY_KILL: ("gateway", signal.SIGKILL),
     Kind.GATEWAY_DRAIN: ("gateway", signal.SIGTERM),
     Kind.BROKER_KILL: ("broker", signal.SIGKILL),
+    Kind.BROKER_DRAIN: ("broker", signal.SIGTERM),
 }
 SERVERS: Final = {
     Kind.NATS_RESTART: ("nats", signal.SIGTERM),

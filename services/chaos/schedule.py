@@ -23,6 +23,7 @@ class Kind(StrEnum):
     GATEWAY_KILL = "gateway-kill"
     GATEWAY_DRAIN = "gateway-drain"
     BROKER_KILL = "broker-kill"
+    BROKER_DRAIN = "broker-drain"
     NATS_RESTART = "nats-restart"
     POSTGRES_RESTART = "postgres-restart"
     NATS_CUT = "nats-cut"

@@ -15,7 +15,7 @@ from services.chaos.schedule import ACK_WAIT_S, Kind
 from shared.evidence import Bar
 
 CLAIMS_LOST: Final = (Kind.WORKER_KILL, Kind.WORKER_STOP, Kind.WORKER_DRAIN)
-UNHEARD: Final = (*CLAIMS_LOST, Kind.GATEWAY_DRAIN, Kind.BROKER_KILL)
+UNHEARD: Final = (*CLAIMS_LOST, Kind.GATEWAY_DRAIN, Kind.BROKER_DRAIN)
 """Of these no caller hears anything: a rolling restart of every service is made of them."""
 TAKEOVER_SPARE_S: Final = 1.0
 """Beyond ack_wait, within which another worker claims what a lost one held (C2)."""

@@ -14,7 +14,7 @@ from services.chaos.verdict import Quiet, Takeover, Verdict, bars
 from shared.evidence import Bar
 
 QUIET = Quiet(queued=0, cancels={}, audit_ok=True, audit_text="", files_more={}, tasks_more={}, pools={})
-ROLLING = (Kind.WORKER_DRAIN, Kind.GATEWAY_DRAIN, Kind.BROKER_KILL)
+ROLLING = (Kind.WORKER_DRAIN, Kind.GATEWAY_DRAIN, Kind.BROKER_DRAIN)
 FAILED = "failed or refused requests"
 
 
