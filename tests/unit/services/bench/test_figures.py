@@ -63,7 +63,10 @@ def test_repeats_are_interleaved_and_every_other_one_goes_backwards(monkeypatch:
 
     monkeypatch.setattr(spec, "measure", measured)
     results = run_spec(tiny(), [Load(rule="greedy", batch=1)], repeats=2)
-    assert ran == [*ARMS, *reversed(ARMS)]
+    had = [
+        name for name, arm in ARMS.items() if arm.drafting.kind != "block"
+    ]  # this model has no such drafter
+    assert ran == [*had, *reversed(had)]
     assert list(results) == ["greedy, batch 1"]
     assert [(bar.value, bar.holds) for bar in bars(results)] == [(1.0, True)] * 2
 
