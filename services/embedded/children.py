@@ -33,6 +33,11 @@ class Startable(Protocol):
     def start(self) -> None: ...
 
 
+def said(target: Startable) -> str:
+    """The end of what its present process wrote to its log."""
+    return tail(target.log, began=target.child.log_began if target.child is not None else 0)
+
+
 class Service:
     """One of our own services as a process. Ready = its health endpoint says so."""
 

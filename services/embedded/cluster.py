@@ -135,7 +135,7 @@ def _initdb(
         code = child.stop(ask=[signal.SIGTERM], each_s=5.0)
     if code != 0:
         raise EmbeddedFault(
-            f"the database could not be made (initdb: {code}). The end of {log}:\n{tail(log)}"
+            f"the database could not be made (initdb: {code}). The end of {log}:\n{tail(log, began=child.log_began)}"
         )
 
 

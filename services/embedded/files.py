@@ -75,12 +75,16 @@ def limit_log(path: Path, limit_bytes: int = LOG_LIMIT_BYTES) -> None:
         os.truncate(path, 0)  # writers append, so they go on at the new end
 
 
-def tail(path: Path, lines: int = 15) -> str:
-    """The last `lines` lines of a log, for a fault's message; '' without a log."""
+def tail(path: Path, lines: int = 15, *, began: int = 0) -> str:
+    """The last `lines` lines of a log, for a fault's message; '' without a log.
+
+    `began`: the size that it had when the process in question started, so that what an earlier one said is left out.
+    """
     if not path.exists():
         return ""
+    size = path.stat().st_size
     with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - 16_384))
+        file.seek(max(began if began <= size else 0, size - 16_384))  # a smaller log was cut meanwhile
         text = file.read().decode("utf-8", "replace")
     return "\n".join(text.splitlines()[-lines:])
 

@@ -157,7 +157,7 @@ class NatsServer:
         said = self.log.read_bytes()[began:].decode("utf-8", "replace")
         if "address already in use" in said:
             raise PortTaken(f"port {port} was taken")
-        raise EmbeddedFault(f"NATS did not start. The end of {self.log}:\n{tail(self.log)}")
+        raise EmbeddedFault(f"NATS did not start. The end of {self.log}:\n{tail(self.log, began=began)}")
 
     def _configuration(self, port: int, name: str) -> str:
         values = {

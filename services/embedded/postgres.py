@@ -175,7 +175,7 @@ class PostgresServer:
         said = self.log.read_bytes()[began:].decode("utf-8", "replace")
         if "Address already in use" in said:
             raise PortTaken(f"port {port} was taken")
-        raise EmbeddedFault(f"Postgres did not start. The end of {self.log}:\n{tail(self.log)}")
+        raise EmbeddedFault(f"Postgres did not start. The end of {self.log}:\n{tail(self.log, began=began)}")
 
     def _options(self, port: int) -> list[str]:
         values: dict[str, object] = {

@@ -45,10 +45,13 @@ class Command:
 
 
 class Child:
-    """A running child and its pid file."""
+    """A running child and its pid file. `log_began`: how many bytes its log had before it."""
 
-    def __init__(self, command: Command, process: subprocess.Popen[bytes], pid_file: Path) -> None:
+    def __init__(
+        self, command: Command, process: subprocess.Popen[bytes], pid_file: Path, *, log_began: int
+    ) -> None:
         self.command = command
+        self.log_began = log_began
         self._process = process
         self._pid_file = pid_file
 
@@ -91,6 +94,7 @@ def spawn(command: Command, *, run_folder: Path, log: Path) -> Child:
     private_folder(run_folder)
     private_folder(log.parent)
     limit_log(log)
+    log_began = log.stat().st_size if log.exists() else 0
     account = command.account or Account(uid=-1, gid=-1)
     launcher = [
         sys.executable, "-I", "-S", str(Path(guard.__file__)),
@@ -118,7 +122,7 @@ def spawn(command: Command, *, run_folder: Path, log: Path) -> Child:
         process.kill()
         process.wait()
         raise
-    return Child(command, process, pid_file)
+    return Child(command, process, pid_file, log_began=log_began)
 
 
 def end_leftover(pid_file: Path, *, ask: signal.Signals, timeout_s: float) -> bool:

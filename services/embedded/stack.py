@@ -17,11 +17,11 @@ from typing import Final, Self
 
 from services.embedded import commands
 from services.embedded.bootstrap import ensure_key
-from services.embedded.children import Keeper, Report, Service, Startable, describe
+from services.embedded.children import Keeper, Report, Service, Startable, describe, said
 from services.embedded.config import EmbeddedSettings
 from services.embedded.discovery import StackInfo, announce, withdraw
 from services.embedded.faults import EmbeddedFault
-from services.embedded.files import FolderLock, limit_log, private_folder, require_room, tail
+from services.embedded.files import FolderLock, limit_log, private_folder, require_room
 from services.embedded.mending import Mender
 from services.embedded.nats import NatsServer
 from services.embedded.ports import LOOPBACK, free_port, require_free
@@ -251,16 +251,16 @@ class Stack:
         service.start()
 
     def _await_ready(self, name: str) -> None:
-        timeout_s = self._settings.start_timeout_s
+        timeout_s, service = self._settings.start_timeout_s, self._services[name]
         if not until(
-            lambda: self._all_run() and self._services[name].ready(),
+            lambda: self._all_run() and service.ready(),
             timeout_s=timeout_s,
             stop=self._cancelled,
             interval_s=0.1,
         ):
             raise EmbeddedFault(
                 f"{name} was not ready within {timeout_s:g} s (BURSTLINE_EMBEDDED_START_TIMEOUT_S). The end of its "
-                f"log:\n{tail(self._services[name].log)}"
+                f"log:\n{said(service)}"
             )
         self._say(f"{name} is ready")
 
@@ -270,7 +270,7 @@ class Stack:
             if target.child is not None and not target.child.running:
                 raise EmbeddedFault(
                     f"{name} ended while starting ({describe(target.child.exit_code)}). The end of {target.log}:\n"
-                    f"{tail(target.log)}"
+                    f"{said(target)}"
                 )
         return True
 

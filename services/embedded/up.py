@@ -54,6 +54,7 @@ def main(sizes: Sizes = Sizes(), *, model: str = "pocket") -> int:
         settings, common, report=say, stop=signals.asked.is_set, hurry=signals.again.is_set, sizes=sizes
     )
     try:
+        say(f"Starting the stack on {common.data_dir}: NATS, Postgres, broker, worker with {model}, gateway")
         with stack:
             say(_greeting(stack, common, model))
             fault = _keep(stack, signals)
@@ -87,13 +88,16 @@ def say(line: str) -> None:
 
 
 def _greeting(stack: Stack, common: CommonSettings, model: str) -> str:
+    others = "".join(f"            {stack.health_url(name)}/v1\n" for name in stack.names("gateway")[1:])
     return (
         f"\nBurstline is up.\n"
         f"  URL       {stack.gateway_url}/v1\n"
+        f"{others}"
         f"  key       {stack.key}\n"
         f"  logs      {common.data_dir}/logs\n"
         f"  try       curl {stack.gateway_url}/v1/chat/completions -H 'Authorization: Bearer {stack.key}' "
         "-H 'Content-Type: application/json' "
         f'-d \'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello"}}]}}\'\n'
+        "  then      burstline trace last\n"
         "Ctrl-C stops it.\n"
     )

@@ -53,5 +53,16 @@ def test_a_log_over_its_limit_is_moved_while_its_writer_goes_on(tmp_path: Path) 
     assert tail(path) == "new"
 
 
+def test_what_an_earlier_process_said_is_left_out_of_the_tail(tmp_path: Path) -> None:
+    path = tmp_path / "x.log"
+    path.write_text("earlier\n")
+    began = path.stat().st_size
+    with path.open("a") as writer:
+        writer.write("now\n")
+    assert tail(path, began=began) == "now"
+    path.write_text("cut\n")
+    assert tail(path, began=began) == "cut", "a log that was cut meanwhile is read from its start"
+
+
 def test_the_tail_of_no_log_is_empty(tmp_path: Path) -> None:
     assert tail(tmp_path / "none.log") == ""

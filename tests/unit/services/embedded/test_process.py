@@ -45,6 +45,11 @@ def launch(code: str, folder: Path, children: list[Child]) -> Child:
     return child
 
 
+def test_a_child_knows_where_its_part_of_the_log_begins(tmp_path: Path, start: list[Child]) -> None:
+    assert launch(SLEEPER, tmp_path, start).log_began == 0
+    assert launch(SLEEPER, tmp_path, start).log_began == len("up\n")
+
+
 def test_stop_asks_then_kills(tmp_path: Path, start: list[Child]) -> None:
     polite = launch(SLEEPER, tmp_path, start)
     assert polite.stop(ask=[signal.SIGTERM], each_s=30) == -signal.SIGTERM
