@@ -91,9 +91,11 @@ def _served(model: str | None) -> str:
 
 @app.command()
 def up(
-    gateways: Annotated[int, typer.Option(min=1, max=64)] = 1,
-    workers: Annotated[int, typer.Option(min=1, max=64)] = 1,
-    brokers: Annotated[int, typer.Option(min=1, max=64)] = 1,
+    gateways: Annotated[
+        int, typer.Option(min=1, max=64, help="How many; all but the first on free ports.")
+    ] = 1,
+    workers: Annotated[int, typer.Option(min=1, max=64, help="How many.")] = 1,
+    brokers: Annotated[int, typer.Option(min=1, max=64, help="How many.")] = 1,
     model: Chosen = None,
 ) -> None:
     """Run the whole stack on this machine until Ctrl-C (settings: BURSTLINE_EMBEDDED_...)."""

@@ -23,6 +23,10 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 BAR_WIDTH: Final = 24  # what leaves room for names and times on a terminal of 80 columns
 ATTRIBUTES_SHOWN: Final = 6
+_ELSEWHERE: Final = (
+    "A stack with another folder: --data-dir FOLDER (the demo's: .burstline/demo). With BURSTLINE_OTLP_ENDPOINT set "
+    "traces are kept there alone"
+)
 _COLOURS: Final = ("cyan", "green", "magenta", "yellow", "blue", "red")
 
 
@@ -55,11 +59,11 @@ def _resolve(store: TraceStore, wanted: str, folder: Path) -> str:
     if wanted == "last":
         found = store.latest()
         if found is None:
-            _fail(f"there are no traces in {folder}")
+            _fail(f"there are no traces in {folder}. {_ELSEWHERE}")
         return found
     matching = store.find(wanted, limit=5)
     if not matching:
-        _fail(f"no trace in {folder} begins with {wanted!r}")
+        _fail(f"no trace in {folder} begins with {wanted!r}. {_ELSEWHERE}")
     if len(matching) > 1:
         _fail(f"{wanted!r} begins several traces: {', '.join(found[:12] for found in matching)}, …")
     return matching[0]
@@ -82,13 +86,18 @@ def report(spans: Sequence[StoredSpan]) -> dict[str, Any]:
     return evidence("trace", results, ()) | {"spans": [asdict(span) for span in spans]}
 
 
-def render_waterfall(spans: Sequence[StoredSpan]) -> Table:
-    """A row a span: the tree of names, service, duration, a bar at its place in time, its attributes."""
+def render_waterfall(spans: Sequence[StoredSpan], *, of: int = 0) -> Table:
+    """A row a span: the tree of names, service, duration, a bar at its place in time, its attributes.
+
+    `of`: how many the trace has, if these are not all.
+    """
     begin, end = _extent(spans)
     services = sorted({span.service for span in spans})
     colours = {name: _COLOURS[index % len(_COLOURS)] for index, name in enumerate(services)}
     title = (
-        f"trace {spans[0].trace_id} · {len(spans)} spans · {duration(end - begin)}" if spans else "no spans"
+        f"trace {spans[0].trace_id} · {_counted(len(spans), of)} · {duration(end - begin)}"
+        if spans
+        else "no spans"
     )
     table = Table(
         title=title, title_justify="left", box=None, pad_edge=False, header_style="bold", expand=True
@@ -108,6 +117,12 @@ def render_waterfall(spans: Sequence[StoredSpan]) -> Table:
             Text(_attributes(span), style="dim"),
         )
     return table
+
+
+def _counted(shown: int, of: int) -> str:
+    if of > shown:
+        return f"{shown} of {of} spans"
+    return "1 span" if shown == 1 else f"{shown} spans"
 
 
 def tree(spans: Sequence[StoredSpan]) -> Iterator[tuple[int, StoredSpan]]:

@@ -97,6 +97,17 @@ def test_a_trace_is_found_by_id_prefix_or_last(folder: Path, wanted: str) -> Non
     assert "abcd" * 8 in output
 
 
+def test_a_part_of_a_trace_says_of_how_many(folder: Path) -> None:
+    for shown, of, words in (
+        (5, 0, "5 spans"),
+        (5, 5, "5 spans"),
+        (3, 5, "3 of 5 spans"),
+        (1, 0, "1 span ·"),
+    ):
+        title = trace.render_waterfall(SPANS[:shown], of=of).title
+        assert f"· {words}" in str(title)
+
+
 def test_json_is_the_evidence_object(folder: Path, tmp_path: Path) -> None:
     status, output = run("last", "--json", "-", "--data-dir", str(folder))
     assert status == 0
@@ -120,3 +131,5 @@ def test_an_unknown_id_an_ambiguous_one_and_an_empty_store_are_said(folder: Path
         status, output = run(wanted, "--data-dir", str(place))
         assert status == 1
         assert words in output
+        if place != folder or wanted == "ffff":
+            assert "--data-dir" in output, "where else there may be some"
