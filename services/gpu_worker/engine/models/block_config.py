@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from services.gpu_worker.engine.config import SLIDING, ModelDims
+from services.gpu_worker.engine.models.kinds import MOST_COUNT, is_count
 from services.gpu_worker.engine.models.rope import RopeScaling
 from services.gpu_worker.engine.models.tensors import Shapes
 from shared.errors import EngineFault
@@ -144,18 +145,18 @@ class BlockDims:
             hidden=_need(said, "hidden_size"),
             intermediate=_need(said, "intermediate_size"),
             heads=heads,
-            kv_heads=_count(said, "num_key_value_heads", heads),
-            head_dim=_count(said, "head_dim", _need(said, "hidden_size") // heads),
+            kv_heads=_count(said, "num_key_value_heads", heads, least=1),
+            head_dim=_count(said, "head_dim", _need(said, "hidden_size") // heads, least=1),
             vocab=vocab,
-            draft_vocab=_count(said, "draft_vocab_size", vocab),
+            draft_vocab=_count(said, "draft_vocab_size", vocab, least=1),
             eps=float(said.get("rms_norm_eps", 1e-6)),
             rope_theta=float(rope.get("rope_theta", said.get("rope_theta", 10_000.0))),
             scaling=RopeScaling.from_hf(rope),
             max_positions=_need(said, "max_position_embeddings"),
             conv_taps=_count(said, "conv_kernel_size", 0),
-            conv_group=_count(said, "conv_group_size", 1),
+            conv_group=_count(said, "conv_group_size", 1, least=1),
             selector_rank=_count(said, "selector_rank", 0),
-            selector_top=_count(said, "selector_top_k", TOP_CANDIDATES),
+            selector_top=_count(said, "selector_top_k", TOP_CANDIDATES, least=1),
             markov_rank=markov,
             confidence=confidence,
             confidence_with_markov=confidence and bool(said.get("confidence_head_with_markov", markov > 0)),
@@ -322,16 +323,20 @@ def _taps(said: Mapping[str, Any]) -> tuple[int, ...]:
 
 def _need(said: Mapping[str, Any], name: str) -> int:
     value = said.get(name)
-    if not isinstance(value, int) or value < 1:
-        raise EngineFault(f"drafter config: {name} must be a positive integer, not {value!r}")
+    if not is_count(value):
+        raise EngineFault(
+            f"drafter config: {name} must be a positive integer, not {value!r} (at most {MOST_COUNT})"
+        )
     return value
 
 
-def _count(said: Mapping[str, Any], name: str, default: int | None) -> int:
+def _count(said: Mapping[str, Any], name: str, default: int | None, *, least: int = 0) -> int:
     value = said.get(name)
     value = default if value is None else value
-    if not isinstance(value, int) or value < 0:
-        raise EngineFault(f"drafter config: {name} must be an integer from 0 on, not {value!r}")
+    if not is_count(value, least=least):
+        raise EngineFault(
+            f"drafter config: {name} must be an integer from {least} to {MOST_COUNT}, not {value!r}"
+        )
     return value
 
 

@@ -14,6 +14,7 @@ from services.gpu_worker.engine.models.block import BlockDrafter
 from services.gpu_worker.engine.models.block_config import BlockDims, block_shapes, check_names
 from services.gpu_worker.engine.models.checkpoint import Checkpoint, read_json
 from services.gpu_worker.engine.models.family import Model
+from services.gpu_worker.engine.models.kinds import checked
 from shared.errors import EngineFault
 
 ID_MAP = "d2t"
@@ -27,7 +28,7 @@ def load_block(folder: Path, target: Model) -> BlockDrafter:
     """Read a drafter of a published layout. Raises EngineFault naming the field, tensor or file that is missing, wrong,
     contradictory, or not the target's."""
     folder = Path(folder)
-    config = read_json(folder / "config.json")
+    config = checked(read_json(folder / "config.json"))
     dims = BlockDims.from_hf(config)
     dims.check_target(target.dims, config)
     checkpoint = Checkpoint(folder)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from services.gpu_worker.engine.models.kinds import MOST_COUNT, is_count
 from shared.errors import EngineFault
 
 
@@ -19,8 +20,12 @@ def need(config: Mapping[str, Any], name: str) -> int:
 def optional(config: Mapping[str, Any], name: str) -> int | None:
     """A positive integer, or None where the field is missing or null. Raises `EngineFault` when it is anything else."""
     value = config.get(name)
-    if value is not None and (not isinstance(value, int) or value < 1):
-        raise EngineFault(f"model config: {name} must be a positive integer, not {value!r}")
+    if value is None:
+        return None
+    if not is_count(value):
+        raise EngineFault(
+            f"model config: {name} must be a positive integer, not {value!r} (at most {MOST_COUNT})"
+        )
     return value
 
 

@@ -13,6 +13,7 @@ from services.gpu_worker.engine.config import ModelDims
 from services.gpu_worker.engine.models.block import BlockDrafter
 from services.gpu_worker.engine.models.checkpoint import Checkpoint, Progress, read_json
 from services.gpu_worker.engine.models.family import Model
+from services.gpu_worker.engine.models.kinds import checked
 from services.gpu_worker.engine.models.quantised import read_block
 from services.gpu_worker.engine.models.registry import blueprint
 from services.gpu_worker.engine.placement import CPU, Placement
@@ -56,14 +57,15 @@ def load_model(
     shape.
     """
     folder = Path(folder)
-    config = read_json(folder / "config.json")
+    config = checked(read_json(folder / "config.json"))
     checkpoint = Checkpoint(folder)
     plan = blueprint(folder, config, checkpoint)
     torch.set_num_threads(threads)
-    recipe = placement.recipe_for(plan.products)
     block = read_block(config)
     told = progress or LoggedProgress(folder.name)
     with checkpoint.open(plan.tensors, unused=plan.unused, block=block, progress=told) as weights:
+        # After the shapes are checked: the recipe is tried on products of these sizes.
+        recipe = placement.recipe_for(plan.products)
         model = plan.build(weights, recipe, placement)
         digest = weights.digest()
     generation_path = folder / "generation_config.json"

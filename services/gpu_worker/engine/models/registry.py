@@ -21,6 +21,7 @@ from services.gpu_worker.engine.models.dense import DenseModel, dense_products, 
 from services.gpu_worker.engine.models.dense_config import read_dense
 from services.gpu_worker.engine.models.expert_tensors import StackedExperts, one_by_one
 from services.gpu_worker.engine.models.family import Model
+from services.gpu_worker.engine.models.fields import need
 from services.gpu_worker.engine.models.hybrid import HybridModel, matmul_shapes
 from services.gpu_worker.engine.models.hybrid_config import read_hybrid
 from services.gpu_worker.engine.models.latent import LatentModel, latent_products
@@ -91,7 +92,7 @@ def _next(config: Mapping[str, Any], checkpoint: Checkpoint) -> Blueprint:
 
 
 def _latent(config: Mapping[str, Any], checkpoint: Checkpoint) -> Blueprint:
-    layers = int(config.get("num_hidden_layers") or 0)
+    layers = need(config, "num_hidden_layers")
     dims, traits = read_latent(config, has_mtp=_has_layer(checkpoint, layers))
     copies = head_copies(dims) if dims.has_mtp else {}
     for copy, original in copies.items():
