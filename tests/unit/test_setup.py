@@ -18,7 +18,13 @@ case "$*" in
     --version) echo "Python 3.9.2" ;;
     "-m venv .venv") mkdir -p .venv/bin && cp "$0" .venv/bin/python && echo venv >>calls ;;
     "-m pip --version") exit "${FAKE_NO_PIP:-0}" ;;
-    "-m pip install"*) echo "pip $*" >>calls && exit "${FAKE_PIP:-0}" ;;
+    "-m pip install"*)
+        echo "pip $*" >>calls
+        echo "Collecting torch==2.13.0"
+        echo "  Downloading https://index/torch-2.13.0-cp311-none-any.whl.metadata (29 kB)"
+        echo "  Downloading torch-2.13.0-cp311-none-any.whl (865.3 MB)"
+        [ -z "${FAKE_PIP:-}" ] || { echo "ERROR: no such thing" >&2 && exit "$FAKE_PIP"; }
+        echo "Installing collected packages: mpmath, torch, burstline" ;;
     *) echo "unexpected: $*" >&2 && exit 99 ;;
 esac
 """
@@ -99,8 +105,19 @@ def test_an_install_that_failed_is_said_and_done_again(machine: Machine) -> None
     failed = machine.setup("demo", FAKE_PIP="1")
     assert failed.returncode == 1
     assert "the install did not finish" in failed.stderr
+    assert "ERROR: no such thing" in failed.stderr, "pip's own reason"
     assert machine.setup("demo").returncode == 0
     assert [call.split()[0] for call in machine.calls()] == ["venv", "pip", "pip"]
+
+
+def test_of_pips_lines_a_person_sees_what_is_large_and_the_rest_is_in_the_log(machine: Machine) -> None:
+    done = machine.setup("demo")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[2:] == [
+        "  fetching torch-2.13.0-cp311-none-any.whl (865.3 MB)",
+        "  installing 3 packages ...",
+    ]
+    assert "Collecting torch==2.13.0" in (machine.tree / ".venv" / "install.log").read_text()
 
 
 def test_an_environment_that_was_killed_while_it_was_made_is_made_again(machine: Machine) -> None:
