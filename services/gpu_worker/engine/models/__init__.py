@@ -2,7 +2,7 @@
 
 loader    a folder becomes a model           registry   which family reads it        family   what the engine asks of a model
 checkpoint   its tensors, read in turn       quantised  float8 scales                placed   weights on their way to a device
-fields   of a config, with their names in faults
+fields   of a config, with their names in faults               kinds   of values that they may hold
 hybrid, hybrid_config, tensors   gated delta net and attention (qwen3_5)     qwen3_next   its projections, interleaved
 latent, latent_config, latent_tensors    latent attention (glm, deepseek)    expert_tensors   experts stored one by one
 dense, dense_config      llama, qwen3 (dense, moe), mistral, gemma3   rope             position tables
