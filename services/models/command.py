@@ -8,7 +8,7 @@ from typing import Annotated, TypeVar
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from services.models.adding import add_model
 from services.models.catalogue import KNOWN, SHIPPED, known
@@ -38,7 +38,9 @@ def add(
 def list_command() -> None:
     """What there is and what could be added."""
     store = Store(load(ModelSettings).folder())
-    table = Table("name", "is", "licence", "state")
+    table = Table(
+        "name", Column("is", overflow="fold"), "licence", Column("state", overflow="fold")
+    )  # a path is for copying
     table.add_row(SHIPPED, "the model that ships", "Apache-2.0", str(POCKET))
     for one in KNOWN.values():
         state = str(store.path(one.name)) if store.has(one.name) else f"burstline model add {one.name}"

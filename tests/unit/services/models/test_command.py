@@ -29,6 +29,13 @@ def test_the_list_tells_what_is_here_and_how_to_get_the_rest(tmp_path: Path) -> 
     assert str(tmp_path / "smollm2") in after
 
 
+def test_a_long_path_is_folded_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    shown = CliRunner().invoke(app, ["list"]).output
+    assert "…" not in shown
+    assert POCKET.name in shown
+
+
 @pytest.mark.parametrize("command", ["add", "remove"])
 def test_an_unknown_name_is_told_with_the_known_ones(command: str) -> None:
     answer = CliRunner().invoke(app, [command, "smollm9"])
