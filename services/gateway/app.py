@@ -53,8 +53,12 @@ async def _http_error(_: Request, error: Exception) -> JSONResponse:
     """Errors of the framework: no such path, wrong method."""
     status = error.status_code if isinstance(error, HTTPException) else 500
     extra = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
+    told = {
+        404: "there is nothing at this path; /openapi.json lists what there is",
+        405: f"this path takes {extra.get('Allow', 'another method')}",
+    }
     body = {
-        "message": HTTPStatus(status).phrase,
+        "message": told.get(status, HTTPStatus(status).phrase),
         "type": "invalid_request_error" if status < 500 else "server_error",
         "param": None,
         "code": {404: "not_found", 405: "method_not_allowed"}.get(status, "http_error"),

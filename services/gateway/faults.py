@@ -21,6 +21,11 @@ _KINDS: Final = {
     413: "invalid_request_error",
     429: "rate_limit_error",
 }
+_WORDS: Final = {
+    "model_type": "Input should be an object",
+    "model_attributes_type": "Input should be an object",
+}
+"""Faults that pydantic tells in words of Python."""
 
 
 class RemoteFailure(BurstlineError):
@@ -73,7 +78,7 @@ def _invalid(error: ValidationError, value: Mapping[str, object]) -> InvalidRequ
     param = spell(path)
     if fault["type"] == "extra_forbidden":
         return InvalidRequest(f"unknown field: {param}", param=param, code="unknown_field")
-    return InvalidRequest(f"{param}: {fault['msg']}", param=param)
+    return InvalidRequest(f"{param}: {_WORDS.get(fault['type'], fault['msg'])}", param=param)
 
 
 def _telling(path: Sequence[int | str], kind: str) -> tuple[int, bool, int]:

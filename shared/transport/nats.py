@@ -94,7 +94,8 @@ class NatsWire:
             await self._client.close()
             reason = redact(self._last_error or str(error) or "no answer")
             raise Unavailable(
-                f"no connection to NATS at {redact(url)} within {timeout:g} s: {reason}"
+                f"no connection to NATS at {redact(url)} within {timeout:g} s: {reason}. BURSTLINE_NATS_URL says where "
+                "it is; `burstline up` brings its own"
             ) from error
         self._opened = True
         self._up.set()

@@ -382,6 +382,16 @@ async def test_paths_and_methods(line: Line, method: str, path: str, status: int
     await check(line, await line.client.request(method, path), status, None)
 
 
+async def test_a_wrong_path_or_method_is_told_with_what_there_is(line: Line) -> None:
+    assert "/openapi.json" in (await line.client.get("/")).json()["error"]["message"]
+    assert (await line.client.get(CHAT)).json()["error"]["message"] == "this path takes POST"
+
+
+async def test_an_object_is_called_an_object(line: Line) -> None:
+    error = (await line.chat(speculation="mtp")).json()["error"]
+    assert (error["param"], error["message"]) == ("speculation", "speculation: Input should be an object")
+
+
 async def test_fr_53_the_error_carries_the_three_numbers(line: Line) -> None:
     error = (await line.chat(max_tokens=4096)).json()["error"]
     assert error["code"] == "context_length_exceeded"
