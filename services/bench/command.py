@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeVar
@@ -72,7 +72,13 @@ def spec(
     with _measuring():
         results = run_spec(shipped(DRAFTERS), loads, repeats=repeats, report=_progress)
     Console().print(load_table(results))
-    _end("bench spec", {"threads": 1, "repeats": repeats, "loads": results}, bars(results), json_file)
+    told = _told("--rule", rules, ()) + _told("--batch", batch or BATCHES, BATCHES)
+    _end(
+        f"bench spec{told} --repeats {repeats}",
+        {"threads": 1, "repeats": repeats, "loads": results},
+        bars(results),
+        json_file,
+    )
 
 
 def _of(known: Sequence[Name], given: Sequence[str] | None, option: str) -> list[Name]:
@@ -83,6 +89,11 @@ def _of(known: Sequence[Name], given: Sequence[str] | None, option: str) -> list
             f"{', '.join(sorted(unknown))} is none of {', '.join(known)}", param_hint=option
         )
     return [name for name in known if given is None or name in given]
+
+
+def _told(option: str, chosen: Collection[object], known: Collection[object]) -> str:
+    """The option as a command has it: nothing where all are meant."""
+    return "" if set(chosen) == set(known) else "".join(f" {option} {one}" for one in chosen)
 
 
 def _drafters(
@@ -100,7 +111,9 @@ def _drafters(
         "launch_seconds": launches,
         "drafters": results,
     }
-    _end("bench spec", shown, drafter_bars(results), json_file)
+    told = _told("--drafter", kinds, DRAFTERS) + _told("--text", texts, KINDS)
+    told += f" --each {each}" if each < EACH else ""
+    _end(f"bench spec{told}", shown, drafter_bars(results), json_file)
 
 
 @contextmanager

@@ -26,21 +26,21 @@ LEAST_GAIN: Final = 1.1
 LEAST_GATED: Final = 0.95
 """Of plain decode's rate that is kept at every load: the gates must not let speculation cost more than it brings."""
 ALWAYS, IF_IT_PAYS = POLICIES["always draft"], POLICIES["draft if it pays"]
+GATED: Final = Policy(base=replace(IF_IT_PAYS.base, spec_gate=SpecGate(least_gain=LEAST_GAIN)))
+"""As a worker gates: with launches timed at the start."""
 ARMS: Final[Mapping[str, Arm]] = {
     **{
         name: Arm(drafting=drafting, policy=ALWAYS)
         for name, drafting in DRAFTERS.items()
-        if not drafting.journal and drafting.kind != "block"
+        if not drafting.journal and drafting.kind not in ("block", "auto")
     },
     "block K=7": Arm(drafting=Drafting(k=7, kind="block"), policy=ALWAYS),
     f"{LONGEST}, draft gate": Arm(
         drafting=DRAFTERS[LONGEST], policy=Policy(base=replace(IF_IT_PAYS.base, spec_gate=None))
     ),
     f"{LONGEST}, gates by load": Arm(drafting=DRAFTERS[LONGEST], policy=IF_IT_PAYS),
-    BY_GAIN: Arm(
-        drafting=DRAFTERS[LONGEST],
-        policy=Policy(base=replace(IF_IT_PAYS.base, spec_gate=SpecGate(least_gain=LEAST_GAIN))),
-    ),
+    BY_GAIN: Arm(drafting=DRAFTERS[LONGEST], policy=GATED),
+    "auto K=7, gates by gain": Arm(drafting=Drafting(k=7, kind="auto"), policy=GATED),
 }
 BATCHES: Final = (1, 2, 4, 8, 16)
 REPEATS: Final = 3

@@ -126,6 +126,7 @@ def test_0_and_a_file_when_bars_hold(run: Callable[..., tuple[int, str]], tmp_pa
     code, output = run("--json", str(file))
     assert code == 0, output
     told = json.loads(file.read_text(encoding="utf-8"))
+    assert told["command"] == "bench spec --each 1"
     assert told["results"]["prompts"] == 4
     assert told["bars"]
     assert all(bar["holds"] for bar in told["bars"])
