@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
+import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -39,16 +40,26 @@ class _Server(uvicorn.Server):
 
 
 class _Gathered:
-    """A transport that writes what one turn of the event loop gives it in one call, at the turn's end.
+    """A transport that writes what one turn of the event loop gives it in one call, at the turn's end, and that is not closed
+    on a caller who is still sending.
 
     uvicorn writes each message of a response by itself, the head and the first event, an event and the next, and every
     such call may cost the processor, which the reader that it wakes takes over.
+
+    A socket that is closed with bytes unread resets the connection, and the caller may lose the answer that says what is
+    wrong with them (a body over the limit). So our side ends, and the caller's is read and forgotten until it ends too.
     """
 
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, *, sends: Callable[[], bool]
+    ) -> None:
+        """`sends`: whether the caller is in the middle of a body."""
         self._transport: Final = transport
         self._loop: Final = loop
+        self._sends: Final = sends
         self._pieces: list[bytes] = []
+        self.ended = False
+        """Our side has; what still comes is nobody's."""
 
     def write(self, data: bytes) -> None:
         if not self._pieces:
@@ -57,11 +68,19 @@ class _Gathered:
 
     def close(self) -> None:
         self._flush()
-        self._transport.close()
+        if self.ended or not self._sends() or self._transport.is_closing():
+            self._transport.close()
+            return
+        self.ended = True
+        self._transport.write_eof()
+        self._transport.resume_reading()
+
+    def is_closing(self) -> bool:
+        return self.ended or self._transport.is_closing()
 
     def _flush(self) -> None:
         pieces, self._pieces = self._pieces, []
-        if pieces:
+        if pieces and not self.ended:
             self._transport.write(b"".join(pieces))
 
     def __getattr__(self, name: str) -> Any:
@@ -80,16 +99,21 @@ class _Connection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._late: asyncio.TimerHandle | None = None
-        super().connection_made(_Gathered(transport, self.loop))  # type: ignore[arg-type]
+        self._gathered = _Gathered(transport, self.loop, sends=self._caller_sends)
+        super().connection_made(self._gathered)  # type: ignore[arg-type]
         self._watch()
 
     def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        self._watch()
+        if not self._gathered.ended:
+            super().data_received(data)
+            self._watch()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
         self._watch()
+
+    def _caller_sends(self) -> bool:
+        return self.conn.their_state is h11.SEND_BODY
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._forget()
@@ -99,7 +123,7 @@ class _Connection(H11Protocol):
         """The time runs from when a request could have come, not from the last byte."""
         if self.cycle is not None and not self.cycle.response_complete:
             self._forget()
-        elif self._late is None and not self.transport.is_closing():
+        elif self._late is None and (self._gathered.ended or not self.transport.is_closing()):
             self._late = self.loop.call_later(self.head_s, self.transport.abort)
 
     def _forget(self) -> None:

@@ -35,6 +35,7 @@ async def drip(writer: asyncio.StreamWriter) -> None:
     """A header that never ends, a byte at a time."""
     while True:
         writer.write(b"a")
+        await writer.drain()
         await asyncio.sleep(0.02)
 
 
@@ -53,6 +54,7 @@ async def test_a_connection_that_owes_a_request_is_closed_however_it_drips(sent:
         finally:
             if dripping is not None:
                 dripping.cancel()
+                await asyncio.gather(dripping, return_exceptions=True)
             writer.close()
 
 
@@ -128,3 +130,33 @@ async def test_an_accepted_connection_sends_small_writes_at_once() -> None:
         writer.close()
         await writer.wait_closed()
         await asyncio.wait_for(over.wait(), 10)
+
+
+async def test_a_caller_who_is_still_sending_a_refused_body_reads_why() -> None:
+    """Many clients send all of it before they read, on a connection that is to be closed; a reset would take the answer."""
+    app = Slow()
+    app.go.set()
+    size = 32 << 20  # more than the buffers of both sides
+    head = b"POST / HTTP/1.1\r\nHost: here\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % size
+    async with serve(app) as port, asyncio.timeout(LIMIT_S):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(head)
+        await app.asked.wait()
+        for _ in range(size >> 20):
+            writer.write(bytes(1 << 20))
+            await writer.drain()
+        assert (await reader.read()).endswith(b"ok")
+        writer.close()
+
+
+async def test_a_caller_who_never_stops_sending_a_refused_body_is_cut() -> None:
+    app = Slow()
+    app.go.set()
+    head = b"POST / HTTP/1.1\r\nHost: here\r\nConnection: close\r\nContent-Length: 1000000\r\n\r\n"
+    async with serve(app, head_s=0.3) as port, asyncio.timeout(LIMIT_S):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(head)
+        assert (await reader.read()).endswith(b"ok")
+        with pytest.raises(ConnectionError):
+            await drip(writer)
+        writer.close()
