@@ -20,7 +20,9 @@ from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 PREFIX: Final = "BURSTLINE_"
-SERVICE_PREFIXES: Final = tuple(f"{PREFIX}{name}_" for name in ("GATEWAY", "WORKER", "BROKER", "EMBEDDED", "MODELS"))
+SERVICE_PREFIXES: Final = tuple(
+    f"{PREFIX}{name}_" for name in ("GATEWAY", "WORKER", "BROKER", "EMBEDDED", "MODELS")
+)
 POCKET: Final = Path(__file__).resolve().parents[1] / "models" / "pocket"
 """The model that ships, in a checkout: what gateway and worker serve unless they are told otherwise."""
 
