@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from contextlib import AsyncExitStack
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
-from rich.console import Console
-from rich.table import Table
+from rich.cells import cell_len, set_cell_size
 
 from services.cache_broker import admin
 from services.cache_broker.audit import Report
@@ -168,7 +167,10 @@ def audit_command(
     """Check the books of every tenant and ask every living worker. Exits 1 on a difference, 2 if not measured."""
     report = finish(_audit(), status=2)
     fields = ("tenant", "quota_bytes", "counter_bytes", "ledger_bytes", "entry_bytes", "entries", "orphans")
-    show(fields, [tuple(getattr(books, name) for name in fields) for books in report.books])
+    show(
+        tuple(name.replace("_", " ") for name in fields),
+        [tuple(getattr(books, name) for name in fields) for books in report.books],
+    )
     for difference in report.differences:
         typer.echo(
             f"{difference.worker}: entry {difference.key} has {difference.real_bytes} bytes, "
@@ -235,16 +237,19 @@ def _addresses() -> tuple[str, str]:
 
 
 def show(columns: tuple[str, ...], rows: list[tuple[object, ...]]) -> None:
-    """A table on a terminal, tab-separated lines elsewhere."""
-    if not sys.stdout.isatty():
-        typer.echo("\t".join(columns))
-        for row in rows:
-            typer.echo("\t".join(_text(value) for value in row))
-        return
-    table = Table(*columns)
-    for row in rows:
-        table.add_row(*map(_text, row))
-    Console().print(table)
+    """Aligned columns on a terminal, tab-separated lines elsewhere."""
+    lines = [columns, *(tuple(map(_text, row)) for row in rows)]
+    for line in aligned(lines) if sys.stdout.isatty() else map("\t".join, lines):
+        typer.echo(line)
+
+
+def aligned(lines: Sequence[tuple[str, ...]]) -> list[str]:
+    """The cells of each line under one another, as wide as they need: an id that was cut could not be copied."""
+    widths = [max(map(cell_len, column)) for column in zip(*lines, strict=True)]
+    return [
+        "  ".join(set_cell_size(cell, width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    ]
 
 
 def _text(value: object) -> str:

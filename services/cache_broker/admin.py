@@ -220,7 +220,7 @@ async def revoke_key(connection: AsyncConnection, key: str, *, now: datetime) ->
     ).scalars()
     identifiers = list(found)
     if not identifiers:
-        raise NotFound("there is no such key")
+        raise NotFound("there is no such key: `burstline key list` shows each one's id and how it begins")
     if len(identifiers) > 1:
         raise Conflict("several keys begin like this: use the id")
     await connection.execute(

@@ -115,7 +115,7 @@ def test_of_pips_lines_a_person_sees_what_is_large_and_the_rest_is_in_the_log(ma
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines()[2:] == [
         "  fetching torch-2.13.0-cp311-none-any.whl (865.3 MB)",
-        "  installing 3 packages ...",
+        "  installing ...",
     ]
     assert "Collecting torch==2.13.0" in (machine.tree / ".venv" / "install.log").read_text()
 
