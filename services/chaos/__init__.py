@@ -8,7 +8,8 @@
     load.py       callers who go on asking
     journal.py    what the journal says of one request: one end, every token once, which worker came when
     baseline.py   what must be as it was at the end
-    verdict.py    the whole run judged: outcomes, takeovers, bars
+    verdict.py    the whole run judged: streams, answers, takeovers
+    promises.py   what is told of that: figures, bars
     scene.py      the stack of a run and what stands around it
     command.py    the command
 

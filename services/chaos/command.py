@@ -13,12 +13,12 @@ from typing import Final
 from rich.console import Console
 from rich.table import Table
 
-from services.chaos import baseline
+from services.chaos import baseline, promises
 from services.chaos import verdict as judging
 from services.chaos.asking import Asked
 from services.chaos.cases import cases
 from services.chaos.front import Front
-from services.chaos.inject import Injector, Record
+from services.chaos.inject import HEAL_S, Injector, Record
 from services.chaos.journal import Story
 from services.chaos.load import Load, client, references
 from services.chaos.scene import SIZES, LoopThread, settle_environment, write_model
@@ -39,7 +39,6 @@ from shared.transport.nats import connect
 
 CALLERS: Final = 4
 TICK_S: Final = 0.1
-HEAL_S: Final = 300.0
 FINISH_S: Final = 300.0
 AUDIT_S: Final = 150.0
 
@@ -184,7 +183,7 @@ class Run:
         until(idle, timeout_s=FINISH_S / 2, interval_s=0.5)
         return thread.run(baseline.stories(transport))
 
-    def _quiet(self, line: Stack, thread: LoopThread, transport: Transport, before: Before) -> judging.Quiet:
+    def _quiet(self, line: Stack, thread: LoopThread, transport: Transport, before: Before) -> promises.Quiet:
         queued = thread.run(baseline.queued(transport))
         audited = baseline.audit()
         until_ns = SYSTEM.monotonic_ns() + int(AUDIT_S * 1e9)
@@ -192,7 +191,7 @@ class Run:
             line.tick()  # what a killed worker had reserved expires within a minute
             audited = baseline.audit()
         now = thread.run(baseline.pools(transport, len(line.names("worker"))))
-        return judging.Quiet(
+        return promises.Quiet(
             queued=queued,
             cancels=thread.run(baseline.cancels(transport)),
             audit_ok=audited.returncode == 0,
@@ -209,7 +208,7 @@ class Run:
         stories: dict[str, Story],
         known: dict[str, tuple[int, ...]],
         records: Sequence[Record],
-        quiet: judging.Quiet,
+        quiet: promises.Quiet,
         json_file: Path | None,
     ) -> int:
         first = commands.worker_id(load(CommonSettings))
@@ -219,8 +218,8 @@ class Run:
         }
         gateways = dict(zip(line.gateway_urls, line.names("gateway"), strict=True))
         verdict = judging.judge(asked, stories, known, records, workers, gateways)
-        told = judging.bars(verdict, asked, records, quiet)
-        found = judging.results(verdict, asked, records, quiet)
+        told = promises.bars(verdict, asked, records, quiet)
+        found = promises.results(verdict, asked, records, quiet)
         found["seconds"] = round((SYSTEM.monotonic_ns() - self._began_ns) / 1e9, 1)
         console = Console()
         console.print(

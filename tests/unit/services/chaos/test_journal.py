@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from services.chaos import promises
 from services.chaos import verdict as judging
 from services.chaos.asking import Asked, End, Way
 from services.chaos.cases import Case
@@ -25,7 +26,7 @@ from shared.protocol.messages import (
 REQUEST = "ab" * 16
 CASE = Case(name="greedy-0", prompt=(300, 301), max_tokens=4, temperature=0.0, seed=0)
 REFERENCE = {"greedy-0": (5, 6, 7, 8)}
-QUIET = judging.Quiet(
+QUIET = promises.Quiet(
     queued=0, cancels={}, audit_ok=True, audit_text="", files_more={}, tasks_more={}, pools={}
 )
 SECOND = 1_000_000_000
@@ -78,7 +79,7 @@ def _judge(told: Story, asked: Asked | None = None) -> judging.Verdict:
 def test_c2_a_good_journal_has_nothing_to_complain_of() -> None:
     verdict = _judge(story(GOOD))
     assert not verdict.complaints
-    assert all(bar.holds for bar in judging.bars(verdict, [], [_record(2)], QUIET))
+    assert all(bar.holds for bar in promises.bars(verdict, [], [_record(2)], QUIET))
 
 
 @pytest.mark.parametrize(
@@ -98,7 +99,7 @@ def test_c2_every_way_to_break_the_promise_breaks_its_bar(
 ) -> None:
     verdict = _judge(story(journal))
     assert verdict.complaints
-    assert bar in {one.name for one in judging.bars(verdict, [], [_record(2)], QUIET) if not one.holds}
+    assert bar in {one.name for one in promises.bars(verdict, [], [_record(2)], QUIET) if not one.holds}
 
 
 @pytest.mark.parametrize(
@@ -108,7 +109,7 @@ def test_c2_every_way_to_break_the_promise_breaks_its_bar(
 def test_c2_what_the_caller_heard_is_judged_too(tokens: list[int], bar: str) -> None:
     asked = Asked(case=CASE, way=Way.STREAM, end=End.WHOLE, request_ids=[REQUEST], tokens=tokens)
     verdict = _judge(story(GOOD), asked)
-    assert bar in {one.name for one in judging.bars(verdict, [asked], [_record(2)], QUIET) if not one.holds}
+    assert bar in {one.name for one in promises.bars(verdict, [asked], [_record(2)], QUIET) if not one.holds}
 
 
 @pytest.mark.parametrize(
@@ -121,8 +122,8 @@ def test_c2_what_the_caller_heard_is_judged_too(tokens: list[int], bar: str) -> 
         replace(QUIET, tasks_more={"gateway": 1000}),
     ],
 )
-def test_c6_what_does_not_return_breaks_a_bar(quiet: judging.Quiet) -> None:
-    assert not all(bar.holds for bar in judging.bars(judging.Verdict(), [], [_record(2)], quiet))
+def test_c6_what_does_not_return_breaks_a_bar(quiet: promises.Quiet) -> None:
+    assert not all(bar.holds for bar in promises.bars(judging.Verdict(), [], [_record(2)], quiet))
 
 
 @pytest.mark.parametrize(
@@ -153,7 +154,7 @@ def test_only_a_caller_without_a_key_may_lose_its_connection_and_only_to_a_kill_
         {"http://a": "gateway", "http://b": "gateway-2"},
     )
     assert (verdict.broken_by_kills, verdict.broken_otherwise) == ((1, 0) if promised else (0, 1))
-    assert all(bar.holds for bar in judging.bars(verdict, [asked], [kill], QUIET)) is promised
+    assert all(bar.holds for bar in promises.bars(verdict, [asked], [kill], QUIET)) is promised
 
 
 @pytest.mark.parametrize(
@@ -161,12 +162,12 @@ def test_only_a_caller_without_a_key_may_lose_its_connection_and_only_to_a_kill_
 )
 def test_who_stays_is_not_cancelled_and_nobody_twice(cancels: dict[str, int], kept: bool) -> None:
     asked = Asked(case=CASE, way=Way.STREAM, end=End.WHOLE, request_ids=[REQUEST], tokens=[5, 6, 7, 8])
-    bars = judging.bars(_judge(story(GOOD), asked), [asked], [_record(2)], replace(QUIET, cancels=cancels))
+    bars = promises.bars(_judge(story(GOOD), asked), [asked], [_record(2)], replace(QUIET, cancels=cancels))
     assert all(bar.holds for bar in bars) is kept
 
 
 def test_a_run_without_a_fault_shows_nothing() -> None:
-    assert not all(bar.holds for bar in judging.bars(judging.Verdict(), [], [], QUIET))
+    assert not all(bar.holds for bar in promises.bars(judging.Verdict(), [], [], QUIET))
 
 
 def test_a_takeover_is_timed_from_the_fault_to_the_next_claim() -> None:
@@ -187,7 +188,7 @@ def test_a_second_loss_before_the_claim_is_what_it_is_counted_from(delivery: int
 
 def test_c2_a_late_takeover_breaks_its_bar() -> None:
     late = judging.Verdict(takeovers=[judging.Takeover(seconds=5.1)])
-    assert [bar.name for bar in judging.bars(late, [], [_record(2)], QUIET) if not bar.holds] == [
+    assert [bar.name for bar in promises.bars(late, [], [_record(2)], QUIET) if not bar.holds] == [
         "takeovers later than 5 s"
     ]
 

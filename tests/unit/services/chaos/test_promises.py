@@ -9,8 +9,9 @@ import pytest
 from services.chaos.asking import Asked, End, Way
 from services.chaos.cases import cases
 from services.chaos.inject import Record
+from services.chaos.promises import Quiet, bars
 from services.chaos.schedule import Kind
-from services.chaos.verdict import Quiet, Takeover, Verdict, bars
+from services.chaos.verdict import Takeover, Verdict
 from shared.evidence import Bar
 
 QUIET = Quiet(queued=0, cancels={}, audit_ok=True, audit_text="", files_more={}, tasks_more={}, pools={})
