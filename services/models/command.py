@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Annotated, TypeVar
 
 import typer
-from rich.console import Console
-from rich.table import Column, Table
 
 from services.models.adding import add_model
 from services.models.catalogue import KNOWN, SHIPPED, known
@@ -38,14 +36,15 @@ def add(
 def list_command() -> None:
     """What there is and what could be added."""
     store = Store(load(ModelSettings).folder())
-    table = Table(
-        "name", Column("is", overflow="fold"), "licence", Column("state", overflow="fold")
-    )  # a path is for copying
-    table.add_row(SHIPPED, "the model that ships", "Apache-2.0", str(POCKET))
+    shown = [(SHIPPED, "the model that ships", "Apache-2.0", str(POCKET))]
     for one in KNOWN.values():
-        state = str(store.path(one.name)) if store.has(one.name) else f"burstline model add {one.name}"
-        table.add_row(one.name, one.about, one.licence, state)
-    Console().print(table)
+        here = (
+            str(store.path(one.name)) if store.has(one.name) else f"not here: burstline model add {one.name}"
+        )
+        shown.append((one.name, one.about, one.licence, here))
+    width = max(len(name) for name, *_ in shown)
+    for name, about, licence, here in shown:  # a line each for a path: it is there to be copied
+        typer.echo(f"{name:<{width}}  {about} ({licence})\n{'':<{width}}  {here}")
 
 
 @app.command()
