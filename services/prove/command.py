@@ -55,8 +55,9 @@ def main(
         console.print(str(difference), style="red", markup=False, highlight=False)
     bars = tally.bars()
     console.print(
-        f"{tally.cells} cells, {tally.trials} trials of families, {tally.compared.total():,} comparisons, "
-        f"{tally.differences} differences, {tally.accepted} accepted and {tally.rejected} rejected drafts, {seconds:.0f} s"
+        f"{tally.cells:,} cells, {tally.trials} trials of families, {tally.compared.total():,} comparisons, "
+        f"{tally.differences} differences, {tally.accepted:,} accepted and {tally.rejected:,} rejected drafts, {seconds:.0f} s",
+        soft_wrap=True,
     )
     for bar in bars:
         if not bar.holds:
