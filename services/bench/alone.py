@@ -8,7 +8,7 @@ from typing import Final
 
 from services.bench.counts import Counts
 from services.bench.held_out import Prompt
-from services.bench.load import CONTEXT, cpu_seconds
+from services.bench.load import BURST_ROUNDS, CONTEXT, cpu_seconds
 from services.gpu_worker.engine.config import BLOCK_ROWS, EngineConfig
 from services.gpu_worker.engine.events import Burst, FinishReason
 from services.gpu_worker.engine.gain import Pace, measured
@@ -20,7 +20,6 @@ from shared.clock import SystemClock
 from shared.errors import EngineFault
 from shared.protocol.chain import chain
 
-BURST_ROUNDS: Final = 8
 COLUMNS: Final = 8
 """Of the widest verify."""
 

@@ -139,11 +139,8 @@ def decode(
     """Plain decode by batch, against the bare forward; on a card a shape's steps against the bytes that must move."""
     if device != "cpu":
         card_command.decode(device=device, shape=shape, json_file=json_file)
-    try:
+    with _measuring():
         results = run_decode(pocket(), BATCHES, repeats=repeats, report=_progress)
-    except (BurstlineError, OSError) as fault:
-        sys.stderr.write(f"burstline: bench could not measure: {fault}\n")
-        raise typer.Exit(2) from fault
     Console().print_json(data=results)
     _end("bench decode", {"threads": 1, "repeats": repeats} | results, decode_bars(results), json_file)
 
@@ -157,11 +154,8 @@ def cache(
     json_file: Annotated[Path | None, typer.Option("--json", help="Also write the result here.")] = None,
 ) -> None:
     """What the prefix cache saves agents: tokens served, time to the first token, against other ways to cache."""
-    try:
+    with _measuring():
         results = run_cache(pocket(), report=_progress)
-    except (BurstlineError, OSError) as fault:
-        sys.stderr.write(f"burstline: bench could not measure: {fault}\n")
-        raise typer.Exit(2) from fault
     Console().print(cache_table(results))
     Console().print(stall_table(results["stall"]))
     _end("bench cache", {"threads": 1} | results, cache_bars(results), json_file)
@@ -174,11 +168,8 @@ def soak(
     seed: Annotated[int, typer.Option(help="Of the requests and of what goes wrong.")] = 0,
 ) -> None:
     """Random requests, faults, cancels and preemptions: every stream right, every pool at its baseline."""
-    try:
+    with _measuring():
         results, told = run_soak(smallest(), requests=requests, seed=seed, report=_progress)
-    except (BurstlineError, OSError) as fault:
-        sys.stderr.write(f"burstline: bench could not measure: {fault}\n")
-        raise typer.Exit(2) from fault
     for end, count in results["ends"].items():
         sys.stdout.write(f"ended with {end}: {count} requests\n")
     for error in results["errors_unexplained"]:
@@ -194,11 +185,8 @@ def queue(
     ] = None,
 ) -> None:
     """What gateway and queue add to the first token and to each burst, with an engine that is instant."""
-    try:
+    with _measuring():
         results = run_queue(litellm=litellm, report=_progress)
-    except (BurstlineError, OSError, TimeoutError) as fault:
-        sys.stderr.write(f"burstline: bench could not measure: {fault}\n")
-        raise typer.Exit(2) from fault
     Console().print_json(data=results)
     told = queue_bars(results)
     if "not_measured" in results["litellm"] and all(bar.holds for bar in told):

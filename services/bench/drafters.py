@@ -17,7 +17,8 @@ from services.bench.counts import Counts
 from services.bench.held_out import FREE, GROUPS, TEMPLATES, Prompt
 from services.bench.history import History
 from services.bench.rounds import reference_counts
-from services.bench.spec import StreamsDiffer
+from services.bench.spec import PLAIN, StreamsDiffer
+from services.gpu_worker.config import BLOCK_FOLDER
 from services.gpu_worker.engine.gain import Pace
 from services.gpu_worker.engine.models.block_loader import load_block
 from services.gpu_worker.engine.models.loader import LoadedModel
@@ -37,8 +38,7 @@ DEPTHS: Final = (1, 2, 3, 4, 5)
 REPEATED: Final = 7
 """Drafts of the n-gram drafter."""
 KINDS: Final[tuple[DrafterKind, ...]] = ("mtp", "block", "ngram")
-BLOCK_FOLDER: Final = POCKET / "block"
-PLAIN: Final = "none"
+TRAINED: Final = POCKET / BLOCK_FOLDER
 MTP: Final = "mtp K=3"
 MTP_TOKENS: Final = 2.2
 """A verify, at least."""
@@ -56,12 +56,12 @@ Results = dict[str, dict[str, dict[str, Any]]]
 def shipped(kinds: Iterable[DrafterKind]) -> LoadedModel:
     """The pocket model, with its block drafter if that is asked for. Raises EngineFault when a folder is not whole."""
     loaded = pocket()
-    return replace(loaded, drafter=load_block(BLOCK_FOLDER, loaded.model)) if "block" in kinds else loaded
+    return replace(loaded, drafter=load_block(TRAINED, loaded.model)) if "block" in kinds else loaded
 
 
 def without_cache(kinds: Iterable[DrafterKind]) -> History:
     """The same for the reference."""
-    return History(POCKET, BLOCK_FOLDER if "block" in kinds else None)
+    return History(POCKET, TRAINED if "block" in kinds else None)
 
 
 def arms(kinds: Iterable[DrafterKind], model: LoadedModel) -> dict[str, Drafting]:

@@ -23,10 +23,10 @@ from services.gpu_worker.engine.cache.prices import Prices
 from services.gpu_worker.engine.config import BLOCK_ROWS
 from services.gpu_worker.engine.requests import GenerateRequest, SamplingParams
 from services.gpu_worker.engine.sequence import SequenceState
+from services.gpu_worker.engine.wants import SPARE_SNAPSHOTS
 from shared.errors import EngineFault
 from shared.protocol.chain import chain
 
-SPARE_SNAPSHOTS: Final = 2
 MAX_TOKENS: Final = 8
 
 
