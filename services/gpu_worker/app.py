@@ -7,7 +7,6 @@ SIGTERM -> unready, pull no more, finish or hand back -> engine thread -> NATS -
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
@@ -23,7 +22,7 @@ from services.gpu_worker.worker import Worker
 from shared.clock import SYSTEM
 from shared.config import CommonSettings
 from shared.health import Check, serve_health
-from shared.lifecycle import Drain, Shutdown, drain_on_signals
+from shared.lifecycle import Drain, Shutdown, drain_on_signals, keep_what_is_loaded
 from shared.protocol import subjects
 from shared.storing import StoreHealth
 from shared.telemetry import Telemetry, setup
@@ -112,8 +111,7 @@ def _build(settings: WorkerSettings) -> EngineApi:
     for line in engine.memory.lines() if engine.memory else ():
         log.info("memory: %s", line)
     engine.runner.prepare(settings.speculation_k, log.info)
-    gc.collect()
-    gc.freeze()  # or a full collection walks all of torch, 0.1 s in the midst of a burst
+    keep_what_is_loaded()  # all of torch: 0.1 s of a full collection, in the midst of a burst
     return engine
 
 

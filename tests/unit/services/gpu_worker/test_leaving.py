@@ -9,12 +9,10 @@ import pytest
 from services.gpu_worker import journal
 from services.gpu_worker.app import Readiness
 from services.gpu_worker.ways_out import retry_delay_s
-from shared.clock import ManualClock
 from shared.health import faults
 from shared.lifecycle import TaskDied
 from shared.protocol import codec, subjects
 from shared.protocol.messages import Frame, Terminal
-from shared.storing import StoreHealth
 from tests.unit.services.gpu_worker.rig import PROMPT, SEED, make_request, until, world
 from tests.unit.services.gpu_worker.scripted import FINGERPRINT, stream
 
@@ -208,21 +206,6 @@ async def test_a_full_journal_ends_the_computing_and_is_told_as_unready_until_th
         await until(ended)
         assert pulse.heartbeat().ready
         assert await here.tokens() == (stream(PROMPT, SEED, 20),)
-
-
-def test_the_fault_of_a_journal_is_believed_for_a_while() -> None:
-    """An unready worker is sent nothing: only a new try tells whether there is room."""
-    clock = ManualClock()
-    health = StoreHealth(clock, "the journal", hold_s=30)
-    assert health.fault is None
-    health.gave_up("overloaded")
-    clock.advance(29)
-    assert health.fault is not None
-    clock.advance(1)
-    assert health.fault is None
-    health.gave_up("overloaded")
-    health.stored()
-    assert health.fault is None
 
 
 def test_what_is_left_comes_back_later_each_time_and_within_the_ack_wait() -> None:
