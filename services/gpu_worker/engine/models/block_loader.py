@@ -11,7 +11,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from services.gpu_worker.engine.models.block import BlockDrafter
-from services.gpu_worker.engine.models.block_config import BlockDims, block_shapes, check_names
+from services.gpu_worker.engine.models.block_config import BlockDims
+from services.gpu_worker.engine.models.block_tensors import block_shapes, check_names
 from services.gpu_worker.engine.models.checkpoint import Checkpoint, read_json
 from services.gpu_worker.engine.models.family import Model
 from services.gpu_worker.engine.models.kinds import checked

@@ -12,7 +12,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from services.gpu_worker.engine.config import SLIDING, ModelDims
-from services.gpu_worker.engine.models.block_config import BlockDims, block_shapes
+from services.gpu_worker.engine.models.block_config import BlockDims
+from services.gpu_worker.engine.models.block_tensors import block_shapes
 
 LAYERS = 2
 

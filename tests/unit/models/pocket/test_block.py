@@ -19,7 +19,8 @@ from models.pocket.recipe.data import END_OF_TEXT, IM_END
 from models.pocket.recipe.evaluate import Acceptance
 from models.pocket.recipe.layers import Layout, Shape
 from models.pocket.recipe.model import Pocket
-from services.gpu_worker.engine.models.block_config import BlockDims, block_shapes
+from services.gpu_worker.engine.models.block_config import BlockDims
+from services.gpu_worker.engine.models.block_tensors import block_shapes
 
 FOLDER = Path(__file__).parents[4] / "models" / "pocket"
 TOLERANCE = 1e-4

@@ -13,9 +13,10 @@ from torch import Tensor
 
 from services.bench.block_reference import SlowBlock
 from services.gpu_worker.engine.batch import BlockAsk
-from services.gpu_worker.engine.models.block_config import BlockDims, block_shapes
+from services.gpu_worker.engine.models.block_config import BlockDims
 from services.gpu_worker.engine.models.block_context import BlockContext
 from services.gpu_worker.engine.models.block_loader import load_block
+from services.gpu_worker.engine.models.block_tensors import block_shapes
 from services.gpu_worker.engine.models.checkpoint import Checkpoint
 from services.gpu_worker.engine.models.random_block import write_random_block
 from shared.errors import EngineFault

@@ -10,8 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from services.gpu_worker.engine.models.block_config import BlockDims, Harvest, block_shapes
+from services.gpu_worker.engine.models.block_config import BlockDims, Harvest
 from services.gpu_worker.engine.models.block_loader import load_block
+from services.gpu_worker.engine.models.block_tensors import block_shapes
 from services.gpu_worker.engine.models.random import TINY
 from services.gpu_worker.engine.models.random_block import write_random_block
 from shared.errors import EngineFault
