@@ -9,7 +9,7 @@ from typing import Final
 
 from shared.errors import NotFound, PayloadTooLarge, Unavailable
 from shared.protocol.subjects import STREAMS, ConsumerSpec, StreamSpec
-from shared.transport import jetstream, suitability
+from shared.transport import jetstream, specs, suitability
 from shared.transport.base import Delivery, Handler, Headers, PullConsumer, Received, Stored, Subscription
 from shared.transport.buffer import Buffer
 from shared.transport.pull import Pull
@@ -114,12 +114,12 @@ class WireTransport:
             if not self._suitable:
                 await suitability.check(self._wire)
                 self._suitable = True
-        await jetstream.ensure_stream(self._wire, spec)
+        await specs.ensure_stream(self._wire, spec)
         self._streams[spec.name] = spec
         self._ensured.add(spec.name)
 
     async def ensure_consumer(self, spec: ConsumerSpec) -> PullConsumer:
-        await jetstream.ensure_consumer(self._wire, spec)
+        await specs.ensure_consumer(self._wire, spec)
         place = (spec.stream, spec.durable)
         if place not in self._pulls or self._pulls[place][0] != spec:
             pull = Pull(
@@ -223,8 +223,8 @@ class WireTransport:
     async def _recreate(self, spec: ConsumerSpec) -> None:
         """Make a consumer anew, and its stream too when it was us who made sure of it."""
         if spec.stream in self._ensured:
-            await jetstream.ensure_stream(self._wire, self._streams[spec.stream])
-        await jetstream.ensure_consumer(self._wire, spec)
+            await specs.ensure_stream(self._wire, self._streams[spec.stream])
+        await specs.ensure_consumer(self._wire, spec)
 
     def _reconnected(self) -> None:
         """Tell readers that they may have missed something, and consumers that the server forgot their requests."""

@@ -17,7 +17,7 @@ from shared.protocol.subjects import (
     request_to,
     work_consumer,
 )
-from shared.transport import jetstream
+from shared.transport import jetstream, specs
 from shared.transport.base import Received
 from shared.transport.buffer import Buffer
 from shared.transport.memory import MemoryServer
@@ -145,18 +145,18 @@ def test_an_answer_that_is_none_is_unavailable(answer: bytes) -> None:
 
 
 def test_drift_names_the_fields_and_takes_absent_zeros_for_zeros() -> None:
-    wanted = jetstream.stream_config(JOURNAL)
-    assert jetstream.differing(wanted, dict(wanted, extra=1, num_replicas=3)) == []
-    assert jetstream.differing(wanted, {**wanted, "max_age": 1, "retention": "workqueue"}) == [
+    wanted = specs.stream_config(JOURNAL)
+    assert specs.differing(wanted, dict(wanted, extra=1, num_replicas=3)) == []
+    assert specs.differing(wanted, {**wanted, "max_age": 1, "retention": "workqueue"}) == [
         "retention",
         "max_age",
     ]
-    assert jetstream.differing({"a": 0, "b": False, "c": ""}, {}) == []
+    assert specs.differing({"a": 0, "b": False, "c": ""}, {}) == []
 
 
 @pytest.mark.parametrize("spec", STREAMS)
 def test_every_stream_is_bounded_and_refuses_when_full(spec: object) -> None:
-    config = jetstream.stream_config(spec)  # type: ignore[arg-type]
+    config = specs.stream_config(spec)  # type: ignore[arg-type]
     assert config["discard"] == "new"
     assert 0 < config["max_bytes"] <= 1 << 30
     assert config["max_age"] > 0
@@ -174,11 +174,11 @@ def test_every_request_subject_has_a_consumer_of_its_own_that_goes_when_nothing_
     every = (own, *lanes)
     assert len({one.durable for one in every}) == 3
     for one in every:
-        assert jetstream.consumer_config(one)["inactive_threshold"] == REQUESTS.max_age_s * 10**9
-        assert jetstream.consumer_config(one)["max_deliver"] == -1
+        assert specs.consumer_config(one)["inactive_threshold"] == REQUESTS.max_age_s * 10**9
+        assert specs.consumer_config(one)["max_deliver"] == -1
         assert sum(overlaps(one.filter_subject, other.filter_subject) for other in every) == 1
-    assert jetstream.consumer_config(own)["priority_policy"] == "prioritized"
-    assert "priority_policy" not in jetstream.consumer_config(lanes[0])
+    assert specs.consumer_config(own)["priority_policy"] == "prioritized"
+    assert "priority_policy" not in specs.consumer_config(lanes[0])
 
 
 # ---- the memory twin's clock -----------------------------------------------------------------------------------------
