@@ -1,0 +1,1 @@
+"""What every tier of tests shares stands here: kits, models, waiting. CONTRIBUTING.md says which tier needs what."""

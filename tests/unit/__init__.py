@@ -1,0 +1,1 @@
+"""Modules by themselves, without servers; mirrors the source tree."""
