@@ -27,7 +27,7 @@ from services.embedded.discovery import discover
 from shared.clock import SYSTEM
 from shared.config import CommonSettings, load
 from shared.errors import BurstlineError
-from shared.evidence import evidence, write
+from shared.evidence import evidence, told, write
 from shared.transport.access import Access
 from shared.transport.nats import connect
 
@@ -180,8 +180,8 @@ def audit_command(
     if report.silent:
         typer.echo(f"workers that did not answer: {', '.join(report.silent)}")
     found = bars(report)
-    for bar in found:
-        typer.echo(f"{'ok  ' if bar.holds else 'FAIL'} {bar.name}: {bar.value} {bar.unit}")
+    for line in told(found):
+        typer.echo(line)
     if json_file is not None:
         write(json_file, evidence("audit", results(report), found))
     if not all(bar.holds for bar in found):

@@ -39,6 +39,25 @@ class Bar:
         return cls(name=name, value=value, limit=0, unit=unit, holds=value == 0)
 
 
+def told(bars: Sequence[Bar]) -> list[str]:
+    """How every command tells its bars: a line each, one that does not hold with its limit, and the verdict last."""
+    lines = [
+        f"{bar.name}: {_figure(bar.value)} {bar.unit}"
+        + ("" if bar.holds else f"  NOT AS PROMISED, limit {_figure(bar.limit)}")
+        for bar in bars
+    ]
+    missed = sum(not bar.holds for bar in bars)
+    if bars:
+        count = missed or len(bars)
+        lines.append(f"{'NOT AS PROMISED' if missed else 'As promised'}: {count} of {len(bars)} figures")
+    return lines
+
+
+def _figure(value: float) -> str:
+    """Counts to the last digit, measures to six."""
+    return f"{int(value):,}" if float(value).is_integer() else f"{value:g}"
+
+
 def evidence(
     command: str,
     results: Mapping[str, Any],

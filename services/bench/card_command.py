@@ -27,6 +27,7 @@ from services.gpu_worker.engine.config import ModelDims
 from services.prove.evidence import card as card_device
 from shared.errors import BurstlineError
 from shared.evidence import Bar, evidence, write
+from shared.evidence import told as lines
 
 app = typer.Typer(help="Measure a shape on this machine's card.", no_args_is_help=True)
 
@@ -167,7 +168,8 @@ def restore(
 
 def _begin(device: str) -> card.Ceilings:
     if device != "cuda" or not torch.cuda.is_available():
-        sys.stderr.write("burstline: bench could not measure: a shape needs --device cuda, and a card\n")
+        reason = "torch sees no card here" if device == "cuda" else "a shape needs --device cuda"
+        sys.stderr.write(f"burstline: bench could not measure: {reason}\n")
         raise typer.Exit(2)
     return card.ceilings()
 
@@ -187,10 +189,7 @@ def _table(what: str, rows: dict[str, Any], columns: Sequence[str]) -> None:
 
 def _end(command: str, results: dict[str, Any], told: Sequence[Bar], json_file: Path | None) -> None:
     """Tell the bars, write the evidence; exit with 1 when a bar does not hold."""
-    for bar in told:
-        sys.stdout.write(
-            f"{bar.name}: {bar.value:g} {bar.unit}, limit {bar.limit:g}{'' if bar.holds else '  NOT AS PROMISED'}\n"
-        )
+    sys.stdout.write("".join(f"{line}\n" for line in lines(told)))
     if json_file is not None:
         write(json_file, evidence(command, results, told, device=card_device()))
     raise typer.Exit(0 if all(bar.holds for bar in told) else 1)

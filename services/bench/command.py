@@ -31,6 +31,7 @@ from services.prove.evidence import evidence
 from services.prove.models import pocket, smallest
 from shared.errors import BurstlineError
 from shared.evidence import Bar, write
+from shared.evidence import told as lines
 
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, help="Measure speed against a baseline of the same run."
@@ -52,7 +53,7 @@ def spec(
     each: Annotated[int, typer.Option(min=1, max=EACH, help="Prompts of a kind.")] = EACH,
     batch: Annotated[
         list[int] | None,
-        typer.Option(help="The table by load: streams at once; may be given more than once."),
+        typer.Option(min=1, help="The table by load: streams at once; may be given more than once."),
     ] = None,
     rule: Annotated[
         list[str] | None, typer.Option(help="The table by load: greedy or sampled; both without it.")
@@ -205,10 +206,7 @@ def _write(json_file: Path | None, command: str, shown: dict[str, Any], told: li
 def _end(command: str, shown: dict[str, Any], told: list[Bar], json_file: Path | None) -> NoReturn:
     """Write the evidence, tell the bars, exit with 1 when one does not hold."""
     _write(json_file, command, shown, told)
-    for bar in told:
-        sys.stdout.write(
-            f"{bar.name}: {bar.value:g} {bar.unit}{'' if bar.holds else f'  NOT AS PROMISED, limit {bar.limit:g}'}\n"
-        )
+    sys.stdout.write("".join(f"{line}\n" for line in lines(told)))
     raise typer.Exit(0 if all(bar.holds for bar in told) else 1)
 
 

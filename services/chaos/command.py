@@ -33,6 +33,7 @@ from shared.clock import SYSTEM
 from shared.config import CommonSettings, load
 from shared.errors import BurstlineError
 from shared.evidence import evidence, write
+from shared.evidence import told as lines
 from shared.protocol.messages import Heartbeat
 from shared.transport.base import Transport
 from shared.transport.nats import connect
@@ -226,19 +227,18 @@ class Run:
             f"burstline {self._command(len(records))}: {SIZES.gateways} gateways, {SIZES.workers} workers, {SIZES.brokers} "
             f"brokers, {self._callers} callers, {found['seconds']:g} s",
             highlight=False,
+            soft_wrap=True,
         )
         console.print(_table("faults", found["faults"]))
         console.print(_table("requests", found["outcomes"]))
-        console.print(_table("takeover, seconds", found["takeover_s"]))
+        if verdict.takeovers:
+            console.print(_table("takeover, seconds", found["takeover_s"]))
         for text in verdict.complaints:
             console.print(text, markup=False, highlight=False)
         if not quiet.audit_ok:
             console.print(quiet.audit_text, markup=False, highlight=False)
-        for bar in told:
-            console.print(
-                f"{bar.name}: {bar.value:g} {bar.unit}{'' if bar.holds else f'  NOT AS PROMISED, limit {bar.limit:g}'}",
-                highlight=False,
-            )
+        for text in lines(told):
+            console.print(text, markup=False, highlight=False, soft_wrap=True)
         if json_file is not None:
             write(json_file, evidence(self._command(len(records)), found, told))
         return 0 if all(bar.holds for bar in told) else 1
@@ -262,7 +262,7 @@ def _is_over(result: Callable[[float], object]) -> bool:
 
 
 def _table(title: str, rows: dict[str, float]) -> Table:
-    table = Table(title=title, title_justify="left", show_header=False)
+    table = Table(title=title, title_justify="left", show_header=False, min_width=len(title))
     table.add_column(no_wrap=True)
     table.add_column(justify="right")
     for name, value in rows.items():

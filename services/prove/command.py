@@ -17,7 +17,7 @@ from services.prove.public import absence
 from services.prove.shards import LEAST_CELLS, cut, run
 from shared.clock import SYSTEM
 from shared.errors import BurstlineError
-from shared.evidence import write
+from shared.evidence import told, write
 
 QUICK_SHARDS: Final = 2
 FULL_SHARDS: Final = 6
@@ -59,9 +59,8 @@ def main(
         f"{tally.differences} differences, {tally.accepted:,} accepted and {tally.rejected:,} rejected drafts, {seconds:.0f} s",
         soft_wrap=True,
     )
-    for bar in bars:
-        if not bar.holds:
-            console.print(f"NOT AS PROMISED: {bar.name} is {bar.value:g} {bar.unit}, limit {bar.limit:g}")
+    for line in told(bars):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
     if json_file is not None:
         name = f"prove --{'full' if everything else 'quick'} --seed {seed}"
         name += "" if device == "cpu" else f" --device {device} --dtype {dtype or 'bfloat16'}"

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from shared.clock import ManualClock
-from shared.evidence import Bar, evidence, write
+from shared.evidence import Bar, evidence, told, write
 
 
 def test_the_object_has_the_shape_of_the_design(tmp_path: Path) -> None:
@@ -32,3 +32,13 @@ def test_bars_hold_on_their_good_side_and_at_the_limit() -> None:
     assert [Bar.at_most("x", value, 2, "s").holds for value in (1, 2, 3)] == [True, True, False]
     assert [Bar.at_least("x", value, 2, "s").holds for value in (1, 2, 3)] == [False, True, True]
     assert [Bar.zero("x", value, "bytes").holds for value in (-1, 0, 1)] == [False, True, False]
+
+
+def test_bars_are_told_with_a_verdict() -> None:
+    good, bad = Bar.at_most("bytes", 1_158_400, 2_000_000, "bytes"), Bar.at_most("wait", 4.25, 4, "s")
+    assert told([good]) == ["bytes: 1,158,400 bytes", "As promised: 1 of 1 figures"]
+    assert told([good, bad])[1:] == [
+        "wait: 4.25 s  NOT AS PROMISED, limit 4",
+        "NOT AS PROMISED: 1 of 2 figures",
+    ]
+    assert told([]) == []
