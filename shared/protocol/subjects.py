@@ -164,6 +164,7 @@ class StreamSpec:
     max_msg_bytes: int
     max_msgs_per_subject: int  # -1 = no limit of its own
     duplicate_window_s: int
+    max_consumers: int | None = None  # null = the server's own limit, which is 1,000 since 2.15
     bells: str | None = None
     """First token of the subjects on which plain subscribers are told, without its data, of every message stored: `req.a`
     rings `bell.a`. At most once: who needs certainty looks as well."""
@@ -178,6 +179,7 @@ REQUESTS: Final = StreamSpec(
     max_msg_bytes=1 << 20,
     max_msgs_per_subject=-1,
     duplicate_window_s=120,
+    max_consumers=100_000,  # one a lane that was used in the last hours: a tenant beyond them would get no turn
     bells="bell",
 )
 JOURNAL: Final = StreamSpec(

@@ -30,6 +30,8 @@ def stream_config(spec: StreamSpec) -> dict[str, Any]:
         "duplicate_window": spec.duplicate_window_s * _NS,
         "allow_direct": True,
     }
+    if spec.max_consumers is not None:
+        config["max_consumers"] = spec.max_consumers
     if spec.bells is not None:
         tail = spec.subjects[0].partition(".")[2]
         config["republish"] = {
@@ -56,6 +58,8 @@ async def ensure_stream(wire: Wire, spec: StreamSpec) -> None:
     except Unavailable as error:
         if isinstance(error, Unanswered | NobodyListens):
             raise
+        if drift == ["max_consumers"] and known.get("max_consumers", -1) < 1:
+            return  # a server that cannot change it has no limit where none is said
         raise Conflict(
             f"stream {spec.name} differs in {', '.join(drift)} and the server keeps it: {error}"
         ) from error

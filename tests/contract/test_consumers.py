@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -195,3 +196,18 @@ async def test_a_closed_consumer_leaves_the_durable_and_another_goes_on(world: W
     (delivery,) = await fetch(await world.transport.ensure_consumer(spec))
     assert delivery.message.data == b"2"
     await delivery.ack()
+
+
+async def test_a_stream_that_says_so_has_more_consumers_than_a_server_gives_by_itself(world: World) -> None:
+    """Each tenant has a durable of its own: at the server's default of 1,000 the next one was never served."""
+    tenants = 1001
+    spec = world.stream(work_queue=True)
+    await world.transport.ensure_stream(spec)  # as an earlier release made it
+    await world.transport.ensure_stream(replace(spec, max_consumers=2000))
+    lanes = [world.consumer(durable=f"lane{i}", filter_subject=world.subject(str(i))) for i in range(tenants)]
+    await world.transport.append(lanes[-1].filter_subject, b"hello")
+    for first in range(0, tenants - 1, 50):
+        await asyncio.gather(*(world.transport.take(lane) for lane in lanes[first : first + 50]))
+    delivery = await world.transport.take(lanes[-1])
+    assert delivery is not None
+    assert delivery.message.data == b"hello"
