@@ -17,7 +17,7 @@ BIN = .venv/bin
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 help:
-	@sed -n '2,9s/^# \{0,1\}//p' Makefile
+	@sed -n '3,9s/^# \{0,1\}//p' Makefile
 
 setup:
 	@PYTHON='$(PYTHON)' ./scripts/setup dev
