@@ -6,7 +6,6 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
 
 from torch import Tensor
 
@@ -17,8 +16,6 @@ from shared.errors import EngineFault
 
 Gap = Callable[[int, int, int], float | None]
 """(completion index, expected id, id that came) -> gap of the target's logits."""
-
-PLANES: Final = ("kv rows", "draft plane", "recurrent state", "conv window")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,6 +42,28 @@ class Verdict:
 
     compared: Counter[str] = field(default_factory=Counter)
     differences: list[Difference] = field(default_factory=list)
+
+    def add(self, other: Verdict) -> None:
+        """Take in what another comparison counted and found."""
+        self.compared += other.compared
+        self.differences += other.differences
+
+    def same(self, what: str, expected: str, got: str, trial: str) -> None:
+        """Compare one word of a family's trial."""
+        self.compared[what] += 1
+        if expected != got:
+            self._differs(what, expected, got, trial)
+
+    def require(self, what: str, count: int, least: int, trial: str) -> None:
+        """A trial in which something did not happen as often as it must has shown nothing: a difference as well."""
+        self.compared[what] += 1
+        if count < least:
+            self._differs(what, str(least), str(count), trial)
+
+    def _differs(self, what: str, expected: str, got: str, trial: str) -> None:
+        self.differences.append(
+            Difference(cell=trial, request_id=trial, kind=what, position=None, expected=expected, got=got)
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,6 +107,20 @@ def judge(exam: Exam, expected: Record, got: Record) -> Verdict:
     _value("cached tokens", exam.cached_tokens, got.cached_tokens, blank, verdict)
     _cache(expected, got, blank, verdict)
     return verdict
+
+
+def judge_trial(trial: str, expected: Record, got: Record, *, cached_tokens: int, logprobs: bool) -> Verdict:
+    """`judge` for one stream of a family's trial, which begins without a journal."""
+    exam = Exam(
+        cell=trial,
+        request_id=trial,
+        prompt_tokens=expected.end.prompt_tokens,
+        known=0,
+        logprobs=logprobs,
+        cached_tokens=cached_tokens,
+        gap=lambda index, want, have: None,
+    )
+    return judge(exam, expected, got)
 
 
 def _tokens(

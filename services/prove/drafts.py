@@ -17,7 +17,7 @@ from services.gpu_worker.engine.limits import EngineLimits
 from services.gpu_worker.engine.models.loader import LoadedModel
 from services.gpu_worker.engine.requests import GenerateRequest
 from services.prove.axes import DRAFTERS
-from services.prove.compare import Difference, Exam, Verdict, judge
+from services.prove.compare import Verdict, judge_trial
 from services.prove.driver import Driver, Record, WatchedEngine
 from services.prove.models import EVERY, HAS, runs, with_block
 from services.prove.prompts import prompt
@@ -77,11 +77,19 @@ def tried(model: str, drafter: str, pace: Pace) -> Verdict:
         records = [driver.records[request.key] for request in requests]
         name = f"{turn}: {model} / {drafter} / {pace}"
         for number, (expected, got) in enumerate(zip(plain, records, strict=True)):
-            _compare(f"{CAST[number][1]}, {name}", expected, got, verdict)
+            verdict.add(
+                judge_trial(
+                    f"{CAST[number][1]}, {name}",
+                    expected,
+                    got,
+                    cached_tokens=got.cached_tokens,
+                    logprobs=got.logprobs is not None,
+                )
+            )
         kept = sum(record.cached_tokens > 0 for record in records)
-        _happened("prompts found cached", name, kept if turn == "again" else len(CAST), len(CAST), verdict)
+        verdict.require("prompts found cached", kept if turn == "again" else len(CAST), len(CAST), name)
         drafted = sum(record.end.telemetry.drafted for record in records)
-        _happened("drafts", name, min(drafted, 1), 1, verdict)
+        verdict.require("drafts", min(drafted, 1), 1, name)
     driver.clear()
     return verdict
 
@@ -104,31 +112,6 @@ def _trial(model: str, drafter: str, pace: Pace) -> Trial:
         run=lambda: tried(model, drafter, pace),
         shares=f"{model}, {pace}",
     )
-
-
-def _compare(name: str, expected: Record, got: Record, verdict: Verdict) -> None:
-    exam = Exam(
-        cell=name,
-        request_id=name,
-        prompt_tokens=expected.end.prompt_tokens,
-        known=0,
-        logprobs=got.logprobs is not None,
-        cached_tokens=got.cached_tokens,
-        gap=lambda index, want, have: None,
-    )
-    part = judge(exam, expected, got)
-    verdict.compared += part.compared
-    verdict.differences += part.differences
-
-
-def _happened(what: str, name: str, count: int, least: int, verdict: Verdict) -> None:
-    verdict.compared[what] += 1
-    if count < least:
-        verdict.differences.append(
-            Difference(
-                cell=name, request_id=name, kind=what, position=None, expected=str(least), got=str(count)
-            )
-        )
 
 
 def _request(name: str, number: int, drafter: str, *, scored: bool = False) -> GenerateRequest:

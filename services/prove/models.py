@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
+from services.gpu_worker.config import BLOCK_FOLDER
 from services.gpu_worker.engine.config import FULL, LINEAR, ModelDims
 from services.gpu_worker.engine.models.block_loader import load_block
 from services.gpu_worker.engine.models.dense_config import GEMMA3, LLAMA, QWEN3_MOE
@@ -111,7 +112,7 @@ def with_block(name: str) -> LoadedModel:
     weights."""
     loaded = EVERY[name]()
     if name == "pocket":
-        return replace(loaded, drafter=load_block(POCKET / "block", loaded.model))
+        return replace(loaded, drafter=load_block(POCKET / BLOCK_FOLDER, loaded.model))
     with tempfile.TemporaryDirectory() as folder:
         path = write_random_block(Path(folder) / "drafter", block_hf_config(loaded.dims), seed=RANDOM_SEED)
         return replace(loaded, drafter=load_block(path, loaded.model))

@@ -22,7 +22,7 @@ from services.gpu_worker.engine.requests import GenerateRequest
 from services.models.config import ModelSettings
 from services.models.store import Store
 from services.prove.axes import DRAFTERS
-from services.prove.compare import Difference, Exam, Verdict, judge
+from services.prove.compare import Verdict, judge_trial
 from services.prove.driver import Driver, Record, WatchedEngine
 from services.prove.models import DEVICE, DTYPE
 from services.prove.rules import RULES, TOP
@@ -74,9 +74,18 @@ def tried(folder: Path) -> Verdict:
             driver.run(requests)
             records = [driver.records[request.key] for request in requests]
             for number, (expected, got) in enumerate(zip(plain, records, strict=True)):
-                cached = len(prompts[number]) // BLOCK_ROWS * BLOCK_ROWS if turn == "again" else None
-                _compare(f"{CAST[number][1]}, {name}", expected, got, cached, verdict)
-            _drafted(name, sum(record.end.telemetry.drafted for record in records), verdict)
+                # Cold, the cast shares beginnings, and who comes first is the scheduler's.
+                whole = len(prompts[number]) // BLOCK_ROWS * BLOCK_ROWS
+                verdict.add(
+                    judge_trial(
+                        f"{CAST[number][1]}, {name}",
+                        expected,
+                        got,
+                        cached_tokens=whole if turn == "again" else got.cached_tokens,
+                        logprobs=got.logprobs is not None,
+                    )
+                )
+            verdict.require("drafts", sum(record.end.telemetry.drafted for record in records), 1, name)
         driver.clear()
     return verdict
 
@@ -128,31 +137,6 @@ def _request(
         top_logprobs=TOP if rule.logprobs else None,
         **DRAFTERS[drafter].fields(),
     )
-
-
-def _compare(name: str, expected: Record, got: Record, cached: int | None, verdict: Verdict) -> None:
-    """`cached`: what must have been found; null = the cast shares beginnings, and who comes first is the scheduler's."""
-    exam = Exam(
-        cell=name,
-        request_id=name,
-        prompt_tokens=expected.end.prompt_tokens,
-        known=0,
-        logprobs=got.logprobs is not None,
-        cached_tokens=got.cached_tokens if cached is None else cached,
-        gap=lambda index, want, have: None,
-    )
-    part = judge(exam, expected, got)
-    verdict.compared += part.compared
-    verdict.differences += part.differences
-
-
-def _drafted(name: str, count: int, verdict: Verdict) -> None:
-    """Without a draft nothing was shown."""
-    verdict.compared["drafts"] += 1
-    if not count:
-        verdict.differences.append(
-            Difference(cell=name, request_id=name, kind="drafts", position=None, expected="some", got="none")
-        )
 
 
 def _engine(

@@ -17,7 +17,7 @@ from services.gpu_worker.engine.config import EngineConfig
 from services.gpu_worker.engine.limits import EngineLimits
 from services.gpu_worker.engine.requests import GenerateRequest
 from services.prove.axes import DRAFTERS
-from services.prove.compare import Difference, Exam, Verdict, judge
+from services.prove.compare import Verdict, judge_trial
 from services.prove.driver import Driver, Record, WatchedEngine
 from services.prove.models import MODELS
 from services.prove.prompts import prompt
@@ -108,30 +108,10 @@ def tried(model: str, rule: str, manner: Manner) -> Verdict:
     for number, (expected, record) in enumerate(zip(reference(model, rule), got, strict=True), start=1):
         name = f"turn {number}: {model} / {rule} / {manner}"
         asked = number <= len(TAILS) + 1
-        exam = _exam(name, expected, expected.cached_tokens if asked else record.cached_tokens)
-        part = judge(exam, _bare(expected), _bare(record))
-        verdict.compared += part.compared
-        verdict.compared["reuse"] += 1
-        verdict.differences += part.differences
-        if record.end.reuse != expected.end.reuse:
-            verdict.differences.append(_other_reuse(name, expected.end.reuse, record.end.reuse))
+        cached = expected.cached_tokens if asked else record.cached_tokens
+        verdict.add(judge_trial(name, _bare(expected), _bare(record), cached_tokens=cached, logprobs=True))
+        verdict.same("reuse", expected.end.reuse, record.end.reuse, name)
     return verdict
-
-
-def _other_reuse(name: str, expected: str, got: str) -> Difference:
-    return Difference(cell=name, request_id=name, kind="reuse", position=None, expected=expected, got=got)
-
-
-def _exam(name: str, expected: Record, cached_tokens: int) -> Exam:
-    return Exam(
-        cell=name,
-        request_id=name,
-        prompt_tokens=expected.end.prompt_tokens,
-        known=0,
-        logprobs=True,
-        cached_tokens=cached_tokens,
-        gap=lambda index, want, have: None,
-    )
 
 
 def _bare(record: Record) -> Record:
