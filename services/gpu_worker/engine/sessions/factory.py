@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TypedDict
 
 from torch import Tensor
 
@@ -23,6 +24,14 @@ from services.gpu_worker.engine.sessions.glm5 import Glm5SpecSession
 from services.gpu_worker.engine.sessions.mtp import SpecSession
 from services.gpu_worker.engine.sessions.outcome import SessionShape
 from services.gpu_worker.engine.sessions.telemetry import SessionCounters
+
+
+class _Life(TypedDict):
+    """What every kind of session is told of what was before it; see `SessionFactory.open`."""
+
+    last_hidden: Tensor | None
+    capture_disabled: bool
+    counters: SessionCounters | None
 
 
 class SessionFactory:
@@ -83,56 +92,25 @@ class SessionFactory:
         """A session at the start of its prime. `drafter` = one that fits, or none; `counters` = of an earlier life, whose
         stream this one replays; `capture_disabled` = that life ended for lack of memory (R-S8). `expected` of all that fit:
         the session may change between them; null = it may not."""
+        life: _Life = {
+            "last_hidden": last_hidden,
+            "capture_disabled": capture_disabled,
+            "counters": counters,
+        }
         if expected is not None and drafter in expected and len(expected) > 1:
+            drafters = self._auto(request, sequence, expected)
             return AutoSpecSession(
-                request,
-                sequence,
-                self.shape,
-                drafters=self._auto(request, sequence, expected),
-                expected=expected,
-                first=drafter,
-                last_hidden=last_hidden,
-                capture_disabled=capture_disabled,
-                counters=counters,
+                request, sequence, self.shape, drafters=drafters, expected=expected, first=drafter, **life
             )
         if self._live_anchor and drafter in ("mtp", "block"):
-            return Glm5SpecSession(
-                request,
-                sequence,
-                self.shape,
-                context=self._block if drafter == "block" else None,
-                last_hidden=last_hidden,
-                capture_disabled=capture_disabled,
-                counters=counters,
-            )
+            context = self._block if drafter == "block" else None
+            return Glm5SpecSession(request, sequence, self.shape, context=context, **life)
         if drafter == "block" and self._block is not None:
-            return DsparkSpecSession(
-                request,
-                sequence,
-                self.shape,
-                context=self._block,
-                last_hidden=last_hidden,
-                capture_disabled=capture_disabled,
-                counters=counters,
-            )
+            return DsparkSpecSession(request, sequence, self.shape, context=self._block, **life)
         if drafter == "none":
-            return Session(
-                request,
-                sequence,
-                self.shape,
-                last_hidden=last_hidden,
-                capture_disabled=capture_disabled,
-                counters=counters,
-            )
-        return SpecSession(
-            request,
-            sequence,
-            self.shape,
-            last_hidden=last_hidden,
-            capture_disabled=capture_disabled,
-            counters=counters,
-            drafter=self._ngram(request) if drafter == "ngram" else MtpDrafter(sequence.proposer_state),
-        )
+            return Session(request, sequence, self.shape, **life)
+        own = self._ngram(request) if drafter == "ngram" else MtpDrafter(sequence.proposer_state)
+        return SpecSession(request, sequence, self.shape, drafter=own, **life)
 
     def finished(self, request: GenerateRequest, completion: list[int]) -> None:
         """Let later n-gram drafters of the namespace know what was said, if the request may leave traces."""
