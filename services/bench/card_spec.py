@@ -30,8 +30,6 @@ ROUNDS: Final = 60
 PATTERN: Final = (2, 2, 1, 2, 2)
 """Decreed accepted drafts: with the target's own token 2.8 a round."""
 DRAFTS: Final = 3
-BURST: Final = 8
-"""Rounds between two boundaries."""
 
 STEP_LIMIT_MS: Final = {1: 14.8, 8: 15.3, 16: 15.8, 64: 18.6}
 ROUND_LIMIT: Final = 1.14
