@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import NoneType
 from typing import Any, Final
 
 from jinja2 import TemplateSyntaxError
@@ -66,9 +67,10 @@ def load_model(name: str, folder: Path) -> ServedModel:
     """Read a Hugging Face folder. Raises ModelFolderError, which names the file."""
     config = _json(folder / "config.json")
     kind = str(config.get("model_type"))
-    config = next((more for name, more in _DEFAULTS.items() if kind.startswith(name)), {}) | config.get(
-        "text_config", config
-    )
+    text = config.get("text_config")
+    if not isinstance(text, dict | NoneType):
+        raise ModelFolderError(f"{folder / 'config.json'}: text_config must be an object, not {text!r}"[:200])
+    config = next((more for name, more in _DEFAULTS.items() if kind.startswith(name)), {}) | (text or config)
     generation = _json(folder / "generation_config.json", optional=True)
     tokenizer = _json(folder / "tokenizer_config.json", optional=True)
     try:
@@ -114,7 +116,7 @@ def _named_default(value: object) -> str | None:
 
 
 def _token_text(value: Any) -> str:
-    return str(value["content"]) if isinstance(value, Mapping) else str(value)
+    return str(value.get("content", "")) if isinstance(value, Mapping) else str(value)
 
 
 def _defaults(generation: Mapping[str, Any]) -> GenerationDefaults:

@@ -52,6 +52,10 @@ class Store:
         with self._disk_faults(), self._locked(known.name, waits):
             if self.has(known.name):
                 return False
+            if self.path(known.name).exists():
+                raise ModelFault(
+                    f"{self.path(known.name)} is there and holds no model; burstline model remove {known.name} deletes it"
+                )
             self._require_room(known)
             with tempfile.TemporaryDirectory(prefix=f".adding-{known.name}-", dir=self.root) as place:
                 scratch, folder = Path(place) / "scratch", Path(place) / known.name
@@ -72,7 +76,7 @@ class Store:
         if not self.root.is_dir():
             return False
         with self._disk_faults(), self._locked(name):
-            if not self.has(name):
+            if not self.path(name).exists():
                 return False
             with tempfile.TemporaryDirectory(prefix=f".adding-{name}-", dir=self.root) as place:
                 self.path(name).rename(Path(place) / name)

@@ -114,3 +114,10 @@ def test_what_gemma_folders_leave_out_of_their_config_is_known(tmp_path: Path) -
     )
     model = load_model("m", tmp_path)
     assert (model.window, model.vocabulary.size) == (131_072, 262_208)
+
+
+@pytest.mark.parametrize("text", ["x", 1, True, [], [1]])
+def test_a_text_config_of_another_kind_names_the_file(tmp_path: Path, text: object) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "text_config": text}))
+    with pytest.raises(ModelFolderError, match=r"config\.json: text_config must be an object"):
+        load_model("m", tmp_path)

@@ -125,3 +125,12 @@ def test_a_root_that_is_a_file_is_told(tmp_path: Path) -> None:
     (tmp_path / "models").write_text("mine")
     with pytest.raises(ModelFault, match="cannot write"):
         Store(tmp_path / "models").add(MODEL, _make)
+
+
+def test_what_is_no_model_is_told_before_anything_is_fetched_and_may_be_removed(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    (store.path(MODEL.name) / "rest").mkdir(parents=True)
+    with pytest.raises(ModelFault, match=f"burstline model remove {MODEL.name}"):
+        store.add(MODEL, lambda *_: pytest.fail("fetched"))
+    assert store.remove(MODEL.name)
+    assert store.add(MODEL, _make)
