@@ -43,7 +43,7 @@ class PromptMaker:
         """The prompt of a validated request; `tools` as the caller spelt them.
 
         Raises:
-            InvalidRequest: the template refused, or the prompt has no tokens.
+            InvalidRequest: the template refused, or the prompt has no tokens, or one that the model has not.
             Overloaded: the pool did not come to it in time.
         """
         with self._telemetry.span("render", parent, {"burstline.model": model.name}) as span:
@@ -53,8 +53,17 @@ class PromptMaker:
             else:
                 prompt = await self._in_time(work)
             span.set_attribute("burstline.prompt_tokens", len(prompt.tokens))
+        param = "messages" if isinstance(fields, ChatRequest) else "prompt"
         if not prompt.tokens:
             raise InvalidRequest("the prompt has no tokens", param="prompt")
+        if (
+            most := max(prompt.tokens)
+        ) >= model.vocabulary.size:  # folders whose tokenizer was extended alone
+            raise InvalidRequest(
+                f"{param}: the tokenizer of {model.name} writes part of this as token {most}, and the model's vocabulary "
+                f"ends at {model.vocabulary.size - 1}",
+                param=param,
+            )
         return prompt
 
     async def _in_time(self, work: Callable[[], T]) -> T:

@@ -121,3 +121,17 @@ def test_a_text_config_of_another_kind_names_the_file(tmp_path: Path, text: obje
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "text_config": text}))
     with pytest.raises(ModelFolderError, match=r"config\.json: text_config must be an object"):
         load_model("m", tmp_path)
+
+
+async def test_a_prompt_with_a_token_that_the_model_has_not_is_refused(tmp_path: Path) -> None:
+    """A tokenizer that was extended alone, as fine-tuned folders have it: such an id is never on the queue."""
+    used = library("gemma").encode("hello").ids
+    folder(tmp_path, "gemma")
+    config = {"vocab_size": max(used), "max_position_embeddings": 512}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    maker = PromptMaker(GatewaySettings(), build("gateway", None), SYSTEM)
+    fields = CompletionRequest.model_validate({"model": "m", "prompt": "hello"})
+    with pytest.raises(InvalidRequest, match=f"token {max(used)}, and the model's vocabulary") as refusal:
+        await maker.make(load_model("m", tmp_path), fields, tools=None, parent=None)
+    assert refusal.value.param == "prompt"
+    maker.close()
