@@ -28,15 +28,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from typing import Any, Final
 
 from services.gpu_worker.engine.config import SLIDING, ModelDims
-from services.gpu_worker.engine.models.kinds import MOST_COUNT, is_count
+from services.gpu_worker.engine.models.fields import count, need, refuse
 from services.gpu_worker.engine.models.rope import RopeScaling
 from shared.errors import EngineFault
 
 TOP_CANDIDATES: Final = 16
 _NESTED: Final = ("dflash_config", "dspark_config")
+
+_need = partial(need, of="drafter")
+_count = partial(count, of="drafter")
+_raise = partial(refuse, of="drafter")
 
 
 class Harvest(StrEnum):
@@ -263,28 +268,3 @@ def _taps(said: Mapping[str, Any]) -> tuple[int, ...]:
             f"drafter config: target_layer_ids must be layers from 0 on, ascending, not {taps!r}"
         )
     return tuple(taps)
-
-
-def _need(said: Mapping[str, Any], name: str) -> int:
-    value = said.get(name)
-    if not is_count(value):
-        raise EngineFault(
-            f"drafter config: {name} must be a positive integer, not {value!r} (at most {MOST_COUNT})"
-        )
-    return value
-
-
-def _count(said: Mapping[str, Any], name: str, default: int | None, *, least: int = 0) -> int:
-    value = said.get(name)
-    value = default if value is None else value
-    if not is_count(value, least=least):
-        raise EngineFault(
-            f"drafter config: {name} must be an integer from {least} to {MOST_COUNT}, not {value!r}"
-        )
-    return value
-
-
-def _raise(faults: Mapping[str, bool]) -> None:
-    wrong = [text for text, broken in faults.items() if broken]
-    if wrong:
-        raise EngineFault("drafter config: " + "; ".join(wrong))
