@@ -18,11 +18,11 @@ from services.gpu_worker.engine.layers.attention import Attention
 from services.gpu_worker.engine.layers.dense_block import DenseBlock, GeluMLP
 from services.gpu_worker.engine.layers.mixture import Mixture
 from services.gpu_worker.engine.layers.mlp import MLP
+from services.gpu_worker.engine.layers.mtp_head import MTPHead
 from services.gpu_worker.engine.layers.steps import Step
 from services.gpu_worker.engine.layers.taps import Taps
 from services.gpu_worker.engine.models.dense_config import DenseTraits
 from services.gpu_worker.engine.models.expert_tensors import expert_shapes, stacked_experts
-from services.gpu_worker.engine.models.family import DraftHead
 from services.gpu_worker.engine.models.rope import scaled_rope_table
 from services.gpu_worker.engine.models.tensors import Shapes, mlp_shapes
 from services.gpu_worker.engine.placement import CPU, Placement
@@ -31,7 +31,7 @@ from services.gpu_worker.engine.placement import CPU, Placement
 class DenseModel:
     """The weights of one model in their place; stateless between calls."""
 
-    mtp: DraftHead | None = None
+    mtp: MTPHead | None = None
 
     def __init__(
         self,

@@ -8,15 +8,10 @@ from torch import Tensor
 
 from kernels import matmul
 from services.gpu_worker.engine.config import ModelDims
-from services.gpu_worker.engine.layers.steps import AttentionStep, Step
+from services.gpu_worker.engine.layers.mtp_head import MTPHead
+from services.gpu_worker.engine.layers.steps import Step
 from services.gpu_worker.engine.layers.taps import Taps
 from services.gpu_worker.engine.placement import Placement
-
-
-class DraftHead(Protocol):
-    """An MTP head: see `MTPHead`."""
-
-    def __call__(self, embedded: Tensor, hiddens: Tensor, step: AttentionStep) -> Tensor: ...
 
 
 class Model(Protocol):
@@ -46,7 +41,7 @@ class Model(Protocol):
         ...
 
     @property
-    def mtp(self) -> DraftHead | None: ...
+    def mtp(self) -> MTPHead | None: ...
 
     def embed(self, tokens: Tensor) -> Tensor:
         """[M] int64 -> [M, H]."""

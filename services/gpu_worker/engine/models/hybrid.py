@@ -20,7 +20,8 @@ from services.gpu_worker.engine.layers.gated_attention import GatedAttention
 from services.gpu_worker.engine.layers.gated_delta import DeltaWeights, GatedDeltaNet
 from services.gpu_worker.engine.layers.mixture import Mixture
 from services.gpu_worker.engine.layers.mlp import MLP
-from services.gpu_worker.engine.layers.steps import AttentionStep, Step
+from services.gpu_worker.engine.layers.mtp_head import MTPHead
+from services.gpu_worker.engine.layers.steps import Step
 from services.gpu_worker.engine.layers.taps import Taps
 from services.gpu_worker.engine.models.placed import Placed
 from services.gpu_worker.engine.placement import CPU, Placement
@@ -30,31 +31,6 @@ class Pack(Protocol):
     """`matmul.pack` for the model's recipe."""
 
     def __call__(self, weight: Tensor, *, pairs: bool = False) -> matmul.Packed: ...
-
-
-class MTPHead:
-    """Row p: fc([norm_e(emb(x_p)) ; norm_h(h_{p-1})]), one full-attention block, a final norm."""
-
-    def __init__(self, dims: ModelDims, weights: Mapping[str, Tensor], pack: Pack) -> None:
-        self._fc = pack(weights["mtp.fc.weight"])
-        self._embedding_scale = 1.0 + weights["mtp.pre_fc_norm_embedding.weight"]
-        self._hidden_scale = 1.0 + weights["mtp.pre_fc_norm_hidden.weight"]
-        self._block = _block(
-            dims,
-            weights,
-            "mtp.layers.0.",
-            _attention(dims, weights, "mtp.layers.0.", dims.draft_plane, pack),
-            _feed_forward(dims, weights, "mtp.layers.0.mlp.", len(dims.layer_types), pack),
-        )
-        self._final_scale = 1.0 + weights["mtp.norm.weight"]
-        self._eps = dims.eps
-
-    def __call__(self, embedded: Tensor, hiddens: Tensor, step: AttentionStep) -> Tensor:
-        """embedded, hiddens [M, H] -> y [M, H]; writes the draft plane."""
-        left = norm_rope.rms_norm(embedded, self._embedding_scale, self._eps)
-        right = norm_rope.rms_norm(hiddens, self._hidden_scale, self._eps)
-        x = matmul.linear(torch.cat([left, right], dim=-1), self._fc, prefill=step.prefill)
-        return norm_rope.add_rms_norm(x, self._block(x, None, step), self._final_scale, self._eps)
 
 
 class HybridModel:
@@ -86,7 +62,7 @@ class HybridModel:
         self._head = pack(head)
         narrow = 0 < placement.draft_vocab < dims.vocab and dims.has_mtp
         self._draft_head = pack(head[: placement.draft_vocab]) if narrow else self._head
-        self.mtp = MTPHead(dims, weights, pack) if dims.has_mtp else None
+        self.mtp = _mtp_head(dims, weights, pack) if dims.has_mtp else None
 
     def embed(self, tokens: Tensor) -> Tensor:
         """[M] int64 -> [M, H]."""
@@ -152,6 +128,24 @@ def _trunk(dims: ModelDims, weights: Mapping[str, Tensor], pack: Pack) -> list[B
         mlp = _feed_forward(dims, weights, prefix + "mlp.", index, pack)
         blocks.append(_block(dims, weights, prefix, mixer, mlp))
     return blocks
+
+
+def _mtp_head(dims: ModelDims, weights: Mapping[str, Tensor], pack: Pack) -> MTPHead:
+    at = "mtp.layers.0."
+    return MTPHead(
+        embedding_scale=1.0 + weights["mtp.pre_fc_norm_embedding.weight"],
+        hidden_scale=1.0 + weights["mtp.pre_fc_norm_hidden.weight"],
+        projection=pack(weights["mtp.fc.weight"]),
+        block=_block(
+            dims,
+            weights,
+            at,
+            _attention(dims, weights, at, dims.draft_plane, pack),
+            _feed_forward(dims, weights, at + "mlp.", len(dims.layer_types), pack),
+        ),
+        final_scale=1.0 + weights["mtp.norm.weight"],
+        eps=dims.eps,
+    )
 
 
 def _block(

@@ -18,10 +18,10 @@ from services.gpu_worker.engine.layers.key_index import Index, IndexWeights
 from services.gpu_worker.engine.layers.latent_attention import HeadProducts, LatentAttention, LatentWeights
 from services.gpu_worker.engine.layers.mixture import Mixture
 from services.gpu_worker.engine.layers.mlp import MLP
-from services.gpu_worker.engine.layers.steps import AttentionStep, Step
+from services.gpu_worker.engine.layers.mtp_head import MTPHead
+from services.gpu_worker.engine.layers.steps import Step
 from services.gpu_worker.engine.layers.taps import Taps
 from services.gpu_worker.engine.models.expert_tensors import stacked_experts
-from services.gpu_worker.engine.models.family import DraftHead
 from services.gpu_worker.engine.models.hybrid import mlp_of
 from services.gpu_worker.engine.models.latent_config import LatentTraits
 from services.gpu_worker.engine.models.latent_tensors import head_prefix
@@ -56,7 +56,7 @@ class LatentModel:
         self._final_scale = parts.weights["model.norm.weight"]
         head = self._embedding if dims.tie_embeddings else parts.weights["lm_head.weight"]
         self._head = parts.pack(head)
-        self.mtp: DraftHead | None = LatentMTPHead(dims, parts) if dims.has_mtp else None
+        self.mtp = _mtp_head(dims, parts) if dims.has_mtp else None
 
     def embed(self, tokens: Tensor) -> Tensor:
         """[M] int64 -> [M, H]."""
@@ -77,24 +77,16 @@ class LatentModel:
         return matmul.linear(hidden, self._head, out_dtype=torch.float32)
 
 
-class LatentMTPHead:
-    """Row p: eh_proj([enorm(emb(x_p)) ; hnorm(h_{p-1})]), one decoder block, shared_head's norm. See `DraftHead`."""
-
-    def __init__(self, dims: ModelDims, parts: _Parts) -> None:
-        at, weights = head_prefix(dims), parts.weights
-        self._embedding_scale = weights[at + "enorm.weight"]
-        self._hidden_scale = weights[at + "hnorm.weight"]
-        self._projection = parts.pack(weights[at + "eh_proj.weight"])
-        self._block = parts.block(dims.draft_plane)
-        self._final_scale = weights[at + "shared_head.norm.weight"]
-        self._eps = dims.eps
-
-    def __call__(self, embedded: Tensor, hiddens: Tensor, step: AttentionStep) -> Tensor:
-        """embedded, hiddens [M, H] -> y [M, H]; writes the draft plane."""
-        left = norm_rope.rms_norm(embedded, self._embedding_scale, self._eps)
-        right = norm_rope.rms_norm(hiddens, self._hidden_scale, self._eps)
-        x = matmul.linear(torch.cat([left, right], dim=-1), self._projection, prefill=step.prefill)
-        return norm_rope.add_rms_norm(x, self._block(x, None, step), self._final_scale, self._eps)
+def _mtp_head(dims: ModelDims, parts: _Parts) -> MTPHead:
+    at, weights = head_prefix(dims), parts.weights
+    return MTPHead(
+        embedding_scale=weights[at + "enorm.weight"],
+        hidden_scale=weights[at + "hnorm.weight"],
+        projection=parts.pack(weights[at + "eh_proj.weight"]),
+        block=parts.block(dims.draft_plane),
+        final_scale=weights[at + "shared_head.norm.weight"],
+        eps=dims.eps,
+    )
 
 
 class _Parts:
