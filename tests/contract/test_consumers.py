@@ -59,10 +59,12 @@ async def test_two_connections_never_get_the_same_delivery(world: World) -> None
 
 
 async def test_what_a_cancelled_fetch_was_given_comes_again(world: World) -> None:
-    await world.transport.ensure_stream(world.stream(work_queue=True))
+    stream = world.stream(work_queue=True)
+    await world.transport.ensure_stream(stream)
     consumer = await world.transport.ensure_consumer(world.consumer(ack_wait_s=0.5))
     waiting = asyncio.create_task(consumer.fetch(limit=1, timeout=PATIENCE_S))
-    await asyncio.sleep(0.05)  # it must have asked the server
+    for _ in range(2):  # the server hears a connection in order: after these answers it has heard the fetch
+        await world.transport.ensure_stream(stream)
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
     await world.transport.append(world.subject(), b"x")
