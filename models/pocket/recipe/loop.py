@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Final
 
 import torch
@@ -14,7 +15,8 @@ from models.pocket.recipe.batches import Batch, Mixture
 from models.pocket.recipe.corpus import WORK
 from models.pocket.recipe.stages import Stage
 
-CHECKPOINT_STEPS: Final = 1000
+KEEP_SECONDS: Final = 45.0
+"""Between checkpoints: what a run that is cut off loses at most."""
 LOG_STEPS: Final = 50
 MEASURED: Final = (51, 101)
 """Steps between which the pace of a stage is measured: each follows one whose loss was read, so that nothing is pending."""
@@ -96,19 +98,25 @@ def rate_at(stage: Stage, step: int) -> float:
 
 
 class Run:
-    """A stage on its way: `step` steps are done, `log` has (step, loss, seconds) of some."""
+    """A stage on its way: `step` steps are done, `log` has (step, loss, seconds) of some, the seconds of all its parts."""
 
-    def __init__(self, stage: Stage, work: Work, *, captured: bool = False) -> None:
-        """`captured` = gradients are computed by replaying a graph."""
+    def __init__(self, stage: Stage, work: Work, *, captured: bool = False, folder: Path = WORK) -> None:
+        """`captured` = gradients are computed by replaying a graph; `folder` holds the checkpoint."""
         self.stage = stage
         self.work = work
         self.step = 0
         self.log: list[dict[str, float]] = []
         self._opts = optimisers(work.trained, stage.rate)
         self._device = work.trained[0][1].device
-        self._checkpoint = WORK / f"{stage.name}.checkpoint.pt"
+        self._checkpoint = folder / f"{stage.name}.checkpoint.pt"
         self._gradients: Callable[..., Tensor] | None = None if captured else work.gradients
-        self._began = self._mark = time.perf_counter()
+        self._began = self._mark = self._kept = time.perf_counter()
+        self._earlier = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Since the stage began, times between its parts left out."""
+        return self._earlier + time.perf_counter() - self._began
 
     def resume(self) -> None:
         """Goes on from the stage's checkpoint, if it left one."""
@@ -118,13 +126,22 @@ class Run:
         self.work.module.load_state_dict(state["model"])
         for opt, saved in zip(self._opts, state["optimisers"], strict=True):
             opt.load_state_dict(saved)
-        self.step = state["step"]
+        self.step, self.log, self._earlier = state["step"], state["log"], state["seconds"]
+        print(f"{self.stage.name}: goes on from step {self.step}", flush=True)
 
     def keep(self) -> None:
-        """Writes the checkpoint."""
-        optimisers_state = [opt.state_dict() for opt in self._opts]
-        state = {"model": self.work.module.state_dict(), "optimisers": optimisers_state, "step": self.step}
-        torch.save(state, self._checkpoint)
+        """Writes the checkpoint, whole or not at all."""
+        state = {
+            "model": self.work.module.state_dict(),
+            "optimisers": [opt.state_dict() for opt in self._opts],
+            "step": self.step,
+            "log": self.log,
+            "seconds": self.seconds,
+        }
+        beside = self._checkpoint.with_suffix(".new")
+        torch.save(state, beside)
+        beside.replace(self._checkpoint)
+        self._kept = time.perf_counter()
 
     def fit(self, seconds: float) -> None:
         """As many steps as `seconds` from the start hold, at the pace between the MEASURED ones. Those only warm up, so
@@ -154,18 +171,24 @@ class Run:
             self.work.clear()
         if self.step % LOG_STEPS == 0 or self.step == self.stage.steps - 1:
             entry = {"step": self.step, "loss": round(loss.item(), 4)}
-            self.log.append({**entry, "seconds": round(time.perf_counter() - self._began, 1)})
+            self.log.append({**entry, "seconds": round(self.seconds, 1)})
             print(self.stage.name, self.log[-1], flush=True)
         self.step += 1
 
-    def finish(self, mixture: Mixture, seconds: float | None) -> list[dict[str, float]]:
-        """Runs what is left, within `seconds` if that is given; returns the log."""
+    def finish(self, mixture: Mixture, seconds: float | None = None, pause: float | None = None) -> bool:
+        """Runs what is left, within `seconds` if that is given. With `pause`, stops after so many seconds and leaves a
+        checkpoint to go on from; returns whether all steps are done.
+        """
         self.resume()
         while self.step < self.stage.steps:
             if seconds is not None:
                 self.fit(seconds)
             self.advance(mixture.batch(self.step, self.stage.length))
-            if self.step % CHECKPOINT_STEPS == 0:
+            now = time.perf_counter()
+            if pause is not None and now - self._began >= pause and self.step < self.stage.steps:
+                self.keep()
+                return False
+            if now - self._kept >= KEEP_SECONDS:
                 self.keep()
         self._checkpoint.unlink(missing_ok=True)
-        return self.log
+        return True

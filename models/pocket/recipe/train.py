@@ -18,6 +18,7 @@ import argparse
 import json
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 import torch
@@ -132,8 +133,10 @@ def train(
     compiled: bool,
     captured: bool,
     seconds: float | None,
-) -> None:
-    """One stage from its start to its file and its log."""
+    pause: float | None,
+    checkpoints_at: Path,
+) -> bool:
+    """One stage from its start, or its checkpoint, to its file and its log; whether it came so far before `pause`."""
     model = start_model(stage, device)
     if "own_train" in stage.shares:
         write_own_streams(model, trial=trial)
@@ -142,9 +145,13 @@ def train(
         compile_blocks(model.model.layers)
         if stage.part == "block":
             compile_blocks(work.module.layers)
-    log = Run(stage, work, captured=captured).finish(build_mixture(stage, device), seconds)
+    run = Run(stage, work, captured=captured, folder=checkpoints_at)
+    if not run.finish(build_mixture(stage, device), seconds, pause):
+        print(f"{stage.name}: {run.step} of {run.stage.steps} steps, paused", flush=True)
+        return False
     checkpoints.save(work.module, WORK / f"{stage.name}.safetensors")
-    (WORK / f"{stage.name}.log.json").write_text(json.dumps(log))
+    (WORK / f"{stage.name}.log.json").write_text(json.dumps(run.log))
+    return True
 
 
 def main() -> None:
@@ -157,6 +164,8 @@ def main() -> None:
     parser.add_argument("--length", type=int, help="another row length, for a trial run")
     parser.add_argument("--anchors", type=int, help="another number of blocks a row, for a trial run")
     parser.add_argument("--seconds", type=float, help="fewer steps if the stage would take longer")
+    parser.add_argument("--pause", type=float, help="stop after so many seconds; the same command goes on")
+    parser.add_argument("--checkpoints", type=Path, default=WORK, help="the folder for checkpoints")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--capture", action="store_true", help="replay loss and gradients as one CUDA graph")
     arguments = parser.parse_args()
@@ -171,14 +180,18 @@ def main() -> None:
             anchors=arguments.anchors or stage.anchors,
             shares={k: min(v, arguments.rows or v) for k, v in stage.shares.items()},
         )
-        train(
+        done = train(
             stage,
             device,
             trial=arguments.rows is not None,
             compiled=arguments.compile,
             captured=arguments.capture,
             seconds=arguments.seconds,
+            pause=arguments.pause,
+            checkpoints_at=arguments.checkpoints,
         )
+        if not done:
+            break
 
 
 if __name__ == "__main__":
