@@ -10,7 +10,8 @@
     stall     running streams beside a long prompt                            soak     faults at random, pools at their baseline
     queue     what gateway and queue add: queue_engine computes nothing, queue_worker runs it, queue_client asks; queue_floor and
               queue_peer compare, queue_way tells where the time went
-    card      what those of a card begin with: card_decode, card_spec, card_engine, card_prefill, card_restore; card_peers compares
+    card      what those of a card begin with: card_decode, card_spec, card_engine, card_prefill, card_restore; card_peers compares;
+              card_record is the evidence of all of them, row by row
     command, card_command   the command lines
 
 Drives engines by `prove`'s driver. Refuses to tell a ratio between streams that are not the same.

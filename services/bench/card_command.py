@@ -23,11 +23,10 @@ from services.bench import (
     card_restore,
     card_spec,
 )
+from services.bench.card_record import PROMISED_RECIPE, PROMISED_SHAPE, Record
 from services.gpu_worker.engine.config import ModelDims
-from services.prove.evidence import card as card_device
+from services.gpu_worker.engine.models.loader import LoadedModel
 from shared.errors import BurstlineError
-from shared.evidence import Bar, evidence, write
-from shared.evidence import told as lines
 
 app = typer.Typer(help="Measure a shape on this machine's card.", no_args_is_help=True)
 
@@ -58,28 +57,23 @@ def decode(
         ceilings = _begin(device)
         dims = card.shape(shape, layers=layers)
         loaded = card.model(dims, recipe, draft_vocab=draft_vocab)
-        results: dict[str, Any] = {
-            "shape": shape,
-            **card.describe(dims),
-            "recipe": loaded.model.recipe,
-            "weights_bytes": card.weight_bytes(dims, item=card.weight_item(loaded.model.recipe)),
-            "copy_bytes_per_s": round(ceilings.copy_bytes_per_s),
-            "steps": card_decode.run_card_decode(loaded, ceilings, batches, (4, 8, 16), report=_progress),
-        }
-        told = card_decode.bars(results["steps"])
+        record = _record("decode", shape, layers, loaded, ceilings, json_file)
+        record.add("weights_bytes", card.weight_bytes(dims, item=card.weight_item(loaded.model.recipe)))
+        steps = card_decode.run_card_decode(loaded, ceilings, batches, (4, 8, 16), row=record.rows("steps"))
+        record.hold(card_decode.bars(steps))
         card_peers.release()
-        results["engine"] = card_engine.run_card_engine(loaded, batches, report=_progress)
-        told += card_engine.bars(results["engine"], results["steps"])
+        engine = card_engine.run_card_engine(loaded, batches, row=record.rows("engine"))
+        record.hold(card_engine.bars(engine, steps))
         if spec:
             card_peers.release()
-            results["draft_vocab"] = draft_vocab
-            results["speculation"] = card_spec.run_card_spec(loaded, batches, report=_progress)
-            told += card_spec.bars(results["speculation"])
+            record.add("draft_vocab", draft_vocab)
+            rounds = card_spec.run_card_spec(loaded, batches, row=record.rows("speculation"))
+            record.hold(card_spec.bars(rounds))
         if peers:
             del loaded
-            told += _against_peers(shape, dims, ceilings, batches, layers, results)
-    _table("round", results["steps"], ("round_ms", "graph_ms", "host_ms", "floor_ms", "over_floor"))
-    _end(f"bench decode --device cuda --shape {shape}", results, told, json_file)
+            _against_peers(shape, dims, ceilings, batches, layers, record)
+    _table("round", steps, ("round_ms", "graph_ms", "host_ms", "floor_ms", "over_floor"))
+    _end(record)
 
 
 def _against_peers(
@@ -88,16 +82,16 @@ def _against_peers(
     ceilings: card.Ceilings,
     batches: Sequence[int],
     layers: int | None,
-    results: dict[str, Any],
-) -> list[Bar]:
+    record: Record,
+) -> None:
     """Adds the peers' figures; each has the card for itself."""
     card_peers.release()
-    results["free_cublas"] = card_peers.free_steps(dims, ceilings, batches, _progress)
-    told = card_peers.free_bars(results["steps"], results["free_cublas"])
+    free = card_peers.free_steps(dims, ceilings, batches, record.rows("free_cublas"))
+    record.hold(card_peers.free_bars(record.results["steps"], free))
     card_peers.release()
-    results["transformers_ms"] = round(card_peers.transformers_step_ms(shape, layers), 2)
-    ours = results["steps"]["1 x 1"]["mean_round_ms"]
-    return [*told, card_peers.transformers_bar(ours, results["transformers_ms"])]
+    theirs = round(card_peers.transformers_step_ms(shape, layers), 2)
+    record.add("transformers_ms", theirs)
+    record.hold([card_peers.transformers_bar(record.results["steps"]["1 x 1"]["mean_round_ms"], theirs)])
 
 
 @app.command()
@@ -115,31 +109,25 @@ def prefill(
     ceilings = _begin(device)
     dims = card.shape(shape, layers=layers)
     loaded = card.model(dims, recipe)
+    record = _record("prefill", shape, layers, loaded, ceilings, json_file)
+    record.add("chunk", chunk)
     figures = card_prefill.run_card_prefill(
-        loaded, tuple(length or (8192, 24576)), chunk=chunk, report=_progress
+        loaded, tuple(length or (8192, 24576)), chunk=chunk, row=record.rows("prompts")
     )
-    results = {
-        "shape": shape,
-        **card.describe(dims),
-        "recipe": loaded.model.recipe,
-        "copy_bytes_per_s": round(ceilings.copy_bytes_per_s),
-        "prompts": figures,
-    }
-    _table(
-        "tokens",
-        {name: one for name, one in figures.items() if isinstance(one, dict)},
-        ("cold_s", "cold_tflops", "again_s", "again_cached", "again_mtp_s", "again_mtp_cached"),
-    )
-    told = card_prefill.bars(figures)
+    columns = ("cold_s", "cold_tflops", "again_s", "again_cached", "again_mtp_s", "again_mtp_cached")
+    _table("tokens", figures, columns)
+    record.hold(card_prefill.bars(figures))
     if peers:
         del loaded
         card_peers.release()
         free = card_prefill.run_card_prefill(
-            card.model(dims, "free"), tuple(length or (8192,))[:1], chunk=chunk, report=_progress
+            card.model(dims, "free"),
+            tuple(length or (8192,))[:1],
+            chunk=chunk,
+            row=record.rows("free_cublas"),
         )
-        results["free_cublas"] = free
-        told += card_prefill.free_bars(figures, free)
-    _end(f"bench prefill --device cuda --shape {shape}", results, told, json_file)
+        record.hold(card_prefill.free_bars(figures, free))
+    _end(record)
 
 
 @app.command()
@@ -154,16 +142,14 @@ def restore(
     ceilings = _begin(device)
     dims = card.shape(shape, layers=layers)
     loaded = card.model(dims)
+    record = _record("restore", shape, layers, loaded, ceilings, json_file)
+    record.add("host_to_card_bytes_per_s", round(ceilings.host_to_card_bytes_per_s))
     figures = card_restore.run_card_restore(
         loaded, ceilings, chunk=4096, host_bytes=int(host_gib * 2**30), report=_progress
     )
-    results = {
-        "shape": shape,
-        **card.describe(dims),
-        "host_to_card_bytes_per_s": round(ceilings.host_to_card_bytes_per_s),
-        "restore": figures,
-    }
-    _end(f"bench restore --device cuda --shape {shape}", results, card_restore.bars(figures), json_file)
+    record.add("restore", figures)
+    record.hold(card_restore.bars(figures))
+    _end(record)
 
 
 def _begin(device: str) -> card.Ceilings:
@@ -187,12 +173,33 @@ def _table(what: str, rows: dict[str, Any], columns: Sequence[str]) -> None:
     Console().print(table)
 
 
-def _end(command: str, results: dict[str, Any], told: Sequence[Bar], json_file: Path | None) -> None:
-    """Tell the bars, write the evidence; exit with 1 when a bar does not hold."""
-    sys.stdout.write("".join(f"{line}\n" for line in lines(told)))
-    if json_file is not None:
-        write(json_file, evidence(command, results, told, device=card_device()))
-    raise typer.Exit(0 if all(bar.holds for bar in told) else 1)
+def _record(
+    what: str,
+    shape: str,
+    layers: int | None,
+    loaded: LoadedModel,
+    ceilings: card.Ceilings,
+    json_file: Path | None,
+) -> Record:
+    """The evidence of a run, with what every run begins with."""
+    recipe = loaded.model.recipe
+    asked = f"bench {what} --device cuda --shape {shape}"
+    return Record(
+        asked if recipe == PROMISED_RECIPE else f"{asked} --recipe {recipe}",
+        json_file,
+        {
+            "shape": shape,
+            **card.describe(loaded.dims),
+            "recipe": recipe,
+            "copy_bytes_per_s": round(ceilings.copy_bytes_per_s),
+        },
+        promised=shape == PROMISED_SHAPE and layers is None and recipe == PROMISED_RECIPE,
+    )
+
+
+def _end(record: Record) -> None:
+    """Exit with 1 when a bar does not hold."""
+    raise typer.Exit(0 if record.end() else 1)
 
 
 if __name__ == "__main__":

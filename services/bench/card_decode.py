@@ -8,7 +8,7 @@ in one copy; states are stored every few rows as the engine does it. The first s
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -24,6 +24,7 @@ from services.bench.card import (
     timed,
     weight_item,
 )
+from services.bench.card_record import Row, ignored
 from services.gpu_worker.engine.cache.ring_pool import RingPool
 from services.gpu_worker.engine.config import EngineConfig
 from services.gpu_worker.engine.graphs import GraphCache, Size
@@ -72,7 +73,7 @@ class Decoder:
             for columns in (1, 2, 4, 8, 16)
         }
         self._picks = torch.zeros(self.batch * self.columns, dtype=torch.int32, pin_memory=True)
-        self.graphs = GraphCache(self._launch, self.launches.clear, enabled=True)
+        self.graphs: GraphCache[Size] = GraphCache(self._launch, self.launches.clear, enabled=True)
 
     @torch.no_grad()
     def steps(self, size: Size, count: int, accepted: int) -> tuple[list[float], list[float]]:
@@ -121,7 +122,7 @@ def run_card_decode(
     batches: Sequence[int],
     columns: Sequence[int],
     *,
-    report: Callable[[str], None] = lambda _: None,
+    row: Row = ignored,
 ) -> dict[str, Any]:
     """Figures by size: milliseconds a round, of the device alone, of the host's work, and the floor."""
     decoder = Decoder(loaded, max(batches), max((1, *columns)))
@@ -134,7 +135,8 @@ def run_card_decode(
         floor = (
             step_bytes(loaded.dims, size[0], CONTEXT, size[1], weight_item=item) / ceilings.copy_bytes_per_s
         )
-        results[f"{size[0]} x {size[1]}"] = {
+        name = f"{size[0]} x {size[1]}"
+        results[name] = {
             "round_ms": round(statistics.median(times) * 1e3, 3),
             "mean_round_ms": round(statistics.fmean(times) * 1e3, 3),
             "longest_ms": [round(one * 1e3, 2) for one in sorted(times)[-3:]],
@@ -144,7 +146,7 @@ def run_card_decode(
             "over_floor": round(statistics.fmean(times) / floor, 3),
             "graph": held,
         }
-        report(f"{size[0]} x {size[1]}: {results[f'{size[0]} x {size[1]}']}")
+        row(name, results[name])
     return results
 
 

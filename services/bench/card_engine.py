@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -10,6 +10,7 @@ from typing import Any, Final
 import torch
 
 from services.bench.card import blocks_for
+from services.bench.card_record import Row, ignored
 from services.gpu_worker.engine.config import EngineConfig
 from services.gpu_worker.engine.engine import Engine
 from services.gpu_worker.engine.events import Burst
@@ -26,9 +27,7 @@ TOKENS: Final = 65
 ADDED_LIMIT_MS: Final = 0.3
 
 
-def run_card_engine(
-    loaded: LoadedModel, batches: Sequence[int], *, report: Callable[[str], None] = lambda _: None
-) -> dict[str, Any]:
+def run_card_engine(loaded: LoadedModel, batches: Sequence[int], *, row: Row = ignored) -> dict[str, Any]:
     """Milliseconds a round of `batch` greedy streams, those of it in which the host did not wait for the card, and the
     streams' tokens a second."""
     results: dict[str, Any] = {}
@@ -40,7 +39,7 @@ def run_card_engine(
             "host_ms": round((decoded.seconds - decoded.waited) / rounds * 1e3, 4),
             "tokens_per_s": round(decoded.tokens / decoded.seconds, 1),
         }
-        report(f"engine, batch {batch}: {results[f'batch {batch}']}")
+        row(f"batch {batch}", results[f"batch {batch}"])
     return results
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import gc
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
 
 from services.bench import card, card_decode
 from services.bench.card import SHAPES, Ceilings
+from services.bench.card_record import Row
 from services.gpu_worker.engine.config import ModelDims
 from shared.clock import SYSTEM
 from shared.evidence import Bar
@@ -27,12 +28,10 @@ def release() -> None:
     torch.cuda.empty_cache()
 
 
-def free_steps(
-    dims: ModelDims, ceilings: Ceilings, batches: Sequence[int], report: Callable[[str], None]
-) -> dict[str, Any]:
+def free_steps(dims: ModelDims, ceilings: Ceilings, batches: Sequence[int], row: Row) -> dict[str, Any]:
     """Plain steps of the same engine on cuBLAS as it comes."""
     loaded = card.model(dims, "free")
-    return card_decode.run_card_decode(loaded, ceilings, batches, (), report=report)
+    return card_decode.run_card_decode(loaded, ceilings, batches, (), row=row)
 
 
 def free_bars(ours: dict[str, Any], free: dict[str, Any]) -> list[Bar]:

@@ -7,13 +7,14 @@ prompt is one that nobody asked before; again means the same one, from the entri
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
 
 from services.bench.card import blocks_for, prompt_flops
+from services.bench.card_record import Row, ignored
 from services.gpu_worker.engine.config import EngineConfig
 from services.gpu_worker.engine.engine import Engine
 from services.gpu_worker.engine.events import Admitted, Burst, Captured, Finished
@@ -112,13 +113,13 @@ def run_card_prefill(
     lengths: Sequence[int],
     *,
     chunk: int,
-    report: Callable[[str], None] = lambda _: None,
+    row: Row = ignored,
 ) -> dict[str, Any]:
     """Cold, again, again with drafts, cold without captures; by prompt length."""
     asker = Asker(loaded, max(lengths), chunk, room=2 * REPEATS + 4)
     for k in (0, 3):
         asker.ask(asker.prompt(SHORT), k=k)
-    results: dict[str, Any] = {"chunk": chunk}
+    results: dict[str, Any] = {}
     for length in lengths:
         asker.ask(asker.prompt(length))
         prompts = [asker.prompt(length) for _ in range(REPEATS)]
@@ -136,7 +137,7 @@ def run_card_prefill(
             "again_mtp_s": round(statistics.median(one for one, _ in drafting), 4),
             "again_mtp_cached": drafting[0][1],
         }
-        report(f"{length}: {results[str(length)]}")
+        row(str(length), results[str(length)])
     return results
 
 
@@ -167,5 +168,4 @@ def free_bars(ours: dict[str, Any], free: dict[str, Any]) -> list[Bar]:
             "x",
         )
         for length, figures in free.items()
-        if isinstance(figures, dict)
     ]

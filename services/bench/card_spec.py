@@ -8,15 +8,17 @@ the engine has no such switch.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
 
 from services.bench.card import blocks_for, pools, tables, timed
+from services.bench.card_record import Row, ignored
 from services.gpu_worker.engine.config import EngineConfig
 from services.gpu_worker.engine.device_rounds import DeviceRounds
+from services.gpu_worker.engine.flights import By, Round
 from services.gpu_worker.engine.graphs import GraphCache, Size
 from services.gpu_worker.engine.inputs import RoundInputs
 from services.gpu_worker.engine.layers.steps import Span
@@ -68,7 +70,7 @@ class Speculator:
         self._pattern = torch.tensor(pattern, dtype=torch.int32, device="cuda")
         self._turn = torch.zeros(1, dtype=torch.int64, device="cuda")
         self.rounds.forced = torch.zeros(self.batch, dtype=torch.int32, device="cuda")
-        self.graphs = GraphCache(self._decreed, self.rounds.clear, enabled=True)
+        self.graphs: GraphCache[Size] = GraphCache(self._decreed, self.rounds.clear, enabled=True)
 
     @torch.no_grad()
     def _decreed(self, size: Size) -> torch.Tensor:
@@ -76,7 +78,7 @@ class Speculator:
         assert self.rounds.forced is not None
         torch.index_select(self._pattern, 0, self._turn, out=self.rounds.forced.view(1, -1))
         self._turn.add_(1).remainder_(len(PATTERN))
-        return self.rounds.launch(size)
+        return self.rounds.launch(Round(*size, head=size[1] - 1))
 
     def begin(self, size: Size) -> None:
         """Capture, then put every sequence at the start."""
@@ -91,6 +93,7 @@ class Speculator:
         self.rounds.state.tail_hidden.normal_()
         self.rounds.state.left[:sequences] = 1 << 20
         self.rounds.state.wide[:sequences] = columns
+        self.rounds.told.by[:sequences] = By.HEAD
 
     def run(self, size: Size, count: int, *, overlapped: bool) -> tuple[float, list[float]]:
         """Seconds a round, and for each round the seconds of the host's own work: the launch, and what is read of it.
@@ -123,11 +126,9 @@ class Speculator:
         return (SYSTEM.monotonic_ns() - started) / 1e9
 
 
-def run_card_spec(
-    loaded: LoadedModel, batches: Sequence[int], *, report: Callable[[str], None] = lambda _: None
-) -> dict[str, Any]:
+def run_card_spec(loaded: LoadedModel, batches: Sequence[int], *, row: Row = ignored) -> dict[str, Any]:
     """By batch: a plain round and a round of K drafts, both run whole on the card, and tokens a second of both."""
-    results: dict[str, Any] = {"tokens_a_round_synthetic": 1 + statistics.fmean(PATTERN), "drafts": DRAFTS}
+    results: dict[str, Any] = {}
     for batch in batches:
         plain = _measured(loaded, (batch, 1))
         round_ = _measured(loaded, (batch, DRAFTS + 1))
@@ -135,12 +136,14 @@ def run_card_spec(
         results[f"batch {batch}"] = {
             "plain": plain,
             "mtp": round_,
+            "tokens_a_round_synthetic": tokens,
+            "drafts": DRAFTS,
             "round_over_plain": round(round_["in_burst_ms"] / plain["in_burst_ms"], 3),
             "plain_tokens_per_s": round(batch / plain["in_burst_ms"] * 1e3, 1),
             "mtp_tokens_per_s_synthetic": round(batch * tokens / round_["in_burst_ms"] * 1e3, 1),
             "boundary_over_round": round(round_["boundary_ms"] / round_["in_burst_ms"], 4),
         }
-        report(f"batch {batch}: {results[f'batch {batch}']}")
+        row(f"batch {batch}", results[f"batch {batch}"])
     return results
 
 
