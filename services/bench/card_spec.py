@@ -18,6 +18,7 @@ from services.bench.card import blocks_for, pools, tables, timed
 from services.bench.card_record import Row, ignored
 from services.gpu_worker.engine.config import EngineConfig
 from services.gpu_worker.engine.device_rounds import DeviceRounds
+from services.gpu_worker.engine.flights import By, Round
 from services.gpu_worker.engine.graphs import GraphCache, Size
 from services.gpu_worker.engine.inputs import RoundInputs
 from services.gpu_worker.engine.layers.steps import Span
@@ -69,7 +70,7 @@ class Speculator:
         self._pattern = torch.tensor(pattern, dtype=torch.int32, device="cuda")
         self._turn = torch.zeros(1, dtype=torch.int64, device="cuda")
         self.rounds.forced = torch.zeros(self.batch, dtype=torch.int32, device="cuda")
-        self.graphs = GraphCache(self._decreed, self.rounds.clear, enabled=True)
+        self.graphs: GraphCache[Size] = GraphCache(self._decreed, self.rounds.clear, enabled=True)
 
     @torch.no_grad()
     def _decreed(self, size: Size) -> torch.Tensor:
@@ -77,7 +78,7 @@ class Speculator:
         assert self.rounds.forced is not None
         torch.index_select(self._pattern, 0, self._turn, out=self.rounds.forced.view(1, -1))
         self._turn.add_(1).remainder_(len(PATTERN))
-        return self.rounds.launch(size)
+        return self.rounds.launch(Round(*size, head=size[1] - 1))
 
     def begin(self, size: Size) -> None:
         """Capture, then put every sequence at the start."""
@@ -92,6 +93,7 @@ class Speculator:
         self.rounds.state.tail_hidden.normal_()
         self.rounds.state.left[:sequences] = 1 << 20
         self.rounds.state.wide[:sequences] = columns
+        self.rounds.told.by[:sequences] = By.HEAD
 
     def run(self, size: Size, count: int, *, overlapped: bool) -> tuple[float, list[float]]:
         """Seconds a round, and for each round the seconds of the host's own work: the launch, and what is read of it.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import NamedTuple
 
 import torch
@@ -11,13 +12,32 @@ from torch import Tensor
 
 from kernels.advance import STOPS
 from services.gpu_worker.engine.batch import DraftRows
-from services.gpu_worker.engine.graphs import Size
+from services.gpu_worker.engine.drafters.ladder import LEAST_COLUMNS
 from services.gpu_worker.engine.requests import SamplingParams
+
+
+class By(IntEnum):
+    """Who makes a sequence's drafts, as the card is told."""
+
+    HOST = 0
+    HEAD = 1
+    BLOCK = 2
+
+
+class Round(NamedTuple):
+    """What a launch holds, padding included: a graph each."""
+
+    sequences: int
+    columns: int
+    head: int = 0
+    """Drafts that the head makes; 0 = it is not asked."""
+    block: bool = False
+    """Whether the block drafter makes any."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WholeRow:
-    """One sequence of a round. Its columns are the anchor and either `given` drafts or `k` that the head makes."""
+    """One sequence of a round. Its columns are the anchor and either `given` drafts or `k` that are made on the card."""
 
     slot: int
     start: int
@@ -27,8 +47,14 @@ class WholeRow:
     choice: int
     given: Sequence[int] = ()
     k: int = 0
+    by: By = By.HOST
+    """With k: who makes them."""
     catch_up: DraftRows | None = None
-    """With k: rows of the draft plane up to the anchor's, which the head reads first."""
+    """Of the head's: rows of the draft plane up to the anchor's, which it reads first."""
+    rungs: int = 0
+    """Of the block drafter's: the widest columns of a ladder (`drafters.ladder`); 0 = k holds until the host says else."""
+    tap: bool = False
+    """A block drafter shall take in the rows that are accepted."""
     left: int = 0
     """Rows that the stream may still commit, this round's among them; 0 = its next round is not known in advance."""
     stops: frozenset[int] = frozenset()
@@ -40,11 +66,13 @@ class WholeRow:
 
 
 class WholeResult(NamedTuple):
-    """What a round decided: the drafts, the pick of every column (-1 = a broken row), hidden [columns, H]."""
+    """What a round decided: the drafts that were verified, the pick of every column (-1 = a broken row), hidden
+    [columns, H], and taps [columns, taps * H] if there is a block drafter."""
 
     drafts: list[int]
     picks: list[int]
     hidden: Tensor
+    taps: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,50 +87,86 @@ class Seat:
     left: int
     caught_up: tuple[int, ...]
     """Tokens that the head reads first, if it drafts."""
+    by: By = By.HOST
+    rungs: int = 0
 
     def holds(self, row: WholeRow) -> bool:
         """Whether this is the round that the row asks for."""
-        tokens = tuple(row.catch_up.tokens) if row.catch_up is not None else ()
-        return not row.given and (row.slot, row.start, row.anchor, row.columns, row.k, tokens) == (
+        if row.given or (row.slot, row.start, row.anchor, row.columns, row.k) != (
             self.slot,
             self.start,
             self.anchor,
             self.columns,
             self.k,
-            self.caught_up if self.k else (),
-        )
+        ):
+            return False
+        if not self.k:
+            return True
+        tokens = tuple(row.catch_up.tokens) if row.catch_up is not None else ()
+        read = self.caught_up if self.by is By.HEAD else ()
+        return (row.by, row.rungs, tokens) == (self.by, self.rungs, read)
+
+    @property
+    def furthest(self) -> int:
+        """Where its rows end after this round and the next one, whatever is accepted."""
+        most = max(self.k + 2, LEAST_COLUMNS) if self.rungs else self.k + 1
+        return self.start + min(self.k + 1 + most, self.left)
 
 
 @dataclass(frozen=True, slots=True)
 class Flight:
     """A round on its way."""
 
-    size: Size
+    size: Round
     seats: list[Seat]
     told: Tensor
     hidden: Tensor
+    taps: Tensor | None
     done: torch.cuda.Event | None
 
 
+class Read(NamedTuple):
+    """A sequence's line of what a round told (`DeviceRounds.launch`)."""
+
+    picks: list[int]
+    drafts: list[int]
+    committed: int
+
+    @classmethod
+    def of(cls, told: list[int], size: Round, asked: int) -> Read:
+        """`asked` = columns that were asked for, of which a block drafter may have left some out."""
+        wide = size.columns
+        verified = told[2 * wide] if size.block else asked
+        return cls(told[:verified], told[wide : wide + verified - 1], told[2 * wide - 1])
+
+
 def known_ahead(flight: Flight, rows: Sequence[WholeRow]) -> bool:
-    """Whether the card knows the round after this one: all of its sequences go on, all draft or none, nobody's drafts
-    come from elsewhere, and every stop id is told."""
-    drafting = any(seat.k for seat in flight.seats)
-    alike = all(
-        row.left and not row.given and not row.eager and (row.k > 0) == drafting and len(row.stops) <= STOPS
-        for row in rows
-    )
+    """Whether the card knows the round after this one: all of its sequences go on, nobody's drafts come from the host, and
+    every stop id is told."""
+    alike = all(row.left and not row.given and not row.eager and len(row.stops) <= STOPS for row in rows)
     return alike and len(rows) >= sum(1 for seat in flight.seats if seat.columns)
 
 
-def next_seat(seat: Seat, told: list[int], row: WholeRow | None) -> Seat:
+def next_seat(seat: Seat, read: Read, row: WholeRow | None) -> Seat:
     """Where a sequence stands after a round, as the card reckons it; no columns = it ended."""
-    committed = told[-1] if seat.columns and row is not None else 0
-    picks = told[:committed]
+    committed = read.committed if seat.columns and row is not None else 0
+    picks = read.picks[:committed]
     anchor = picks[-1] if picks else 0
     left = seat.left - committed
     if row is None or not picks or anchor < 0 or anchor in row.stops:
         left = 0
-    width = min(max(left, 0), seat.k + 1)
-    k = width - 1 if seat.k else 0
-    return Seat(seat.slot, seat.start + committed, anchor, width, k, left, tuple(picks))
+    wide = seat.k + 1
+    if seat.rungs:
+        wide = min(max(committed + 1, LEAST_COLUMNS), seat.rungs)
+    width = min(max(left, 0), wide)
+    return Seat(
+        slot=seat.slot,
+        start=seat.start + committed,
+        anchor=anchor,
+        columns=width,
+        k=max(width - 1, 0) if seat.by is not By.HOST else 0,
+        left=left,
+        caught_up=tuple(picks),
+        by=seat.by,
+        rungs=seat.rungs,
+    )

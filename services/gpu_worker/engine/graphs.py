@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,6 +20,9 @@ log = logging.getLogger(__name__)
 
 Size = tuple[int, int]
 """(sequences, columns) of a launch, padding included."""
+
+S = TypeVar("S", bound=tuple[int, ...])
+"""What a launch is told of itself: a size, and what else makes it another one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,23 +33,23 @@ class _Kept:
     output: Tensor
 
 
-class GraphCache:
+class GraphCache(Generic[S]):
     """`launch(size)` reads fixed-address inputs and returns a tensor; here it is replayed instead of launched."""
 
-    def __init__(self, launch: Callable[[Size], Tensor], clear: Callable[[], None], *, enabled: bool) -> None:
+    def __init__(self, launch: Callable[[S], Tensor], clear: Callable[[], None], *, enabled: bool) -> None:
         """`clear` puts padding into the inputs; `enabled` = the device can keep graphs at all."""
         self._launch = launch
         self._clear = clear
         self.enabled = enabled
-        self._kept: dict[Size, _Kept] = {}
+        self._kept: dict[S, _Kept] = {}
         self._pool = torch.cuda.graph_pool_handle() if enabled else None
 
     @property
-    def sizes(self) -> list[Size]:
+    def sizes(self) -> list[S]:
         """What is captured."""
         return sorted(self._kept)
 
-    def prepare(self, size: Size) -> bool:
+    def prepare(self, size: S) -> bool:
         """Have a graph of this size, capturing it now if there is none. False = it could not be captured, or graphs are
         not to be had here; the launch then runs without. Call it before the inputs are filled."""
         if not self.enabled:
@@ -55,12 +59,12 @@ class GraphCache:
         try:
             self._kept[size] = self._capture(size)
         except RuntimeError as error:  # torch has no other type for a broken capture
-            log.warning("a graph of %d x %d rows could not be captured: %s", *size, error)
+            log.warning("a graph of %s rows could not be captured: %s", _named(size), error)
             self._pool = torch.cuda.graph_pool_handle()  # the failed capture may still hold the other one
             return False
         return True
 
-    def run(self, size: Size, *, eager: bool = False) -> Tensor:
+    def run(self, size: S, *, eager: bool = False) -> Tensor:
         """Launch on what the inputs hold. The result of a graph is overwritten by its next run."""
         kept = self._kept.get(size)
         if eager or kept is None:
@@ -68,13 +72,13 @@ class GraphCache:
         kept.graph.replay()
         return kept.output
 
-    def prepare_all(self, sizes: Iterable[Size], report: Callable[[str], None]) -> None:
+    def prepare_all(self, sizes: Iterable[S], report: Callable[[str], None]) -> None:
         """Capture ahead of time; `report` gets a line a graph."""
         for size in sizes:
             held = self.prepare(size)
-            report(f"graph {size[0]} x {size[1]}: {'kept' if held else 'not to be had'}")
+            report(f"graph {_named(size)}: {'kept' if held else 'not to be had'}")
 
-    def _capture(self, size: Size) -> _Kept:
+    def _capture(self, size: S) -> _Kept:
         self._clear()
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
@@ -98,6 +102,10 @@ def _no_collection() -> Iterator[None]:
     finally:
         if collects:
             gc.enable()
+
+
+def _named(size: tuple[int, ...]) -> str:
+    return " x ".join(str(int(part)) for part in size)
 
 
 def bucket(wanted: int, most: int) -> int:

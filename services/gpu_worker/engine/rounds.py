@@ -164,13 +164,13 @@ class CardLaunches:
         self.uncaptured = False
         rows, width = self._most[0] * self._most[1], len(self._taps) * model.dims.hidden
         self._tap_rows = torch.zeros(rows, width, dtype=kv.k.dtype, device=self._device)
-        self._verifies = GraphCache(self.launch_verify, self.clear, enabled=graphs)
+        self._verifies: GraphCache[Size] = GraphCache(self.launch_verify, self.clear, enabled=graphs)
         widest = states.max_verify + DRAFT_BACKLOG
         self._draft_rows = RoundInputs(config.max_batch, widest, self._blocks, self._device, states.scratch)
         self._hiddens = torch.zeros(
             config.max_batch * widest, model.dims.hidden, dtype=kv.k.dtype, device=self._device
         )
-        self._drafts = GraphCache(
+        self._drafts: GraphCache[Size] = GraphCache(
             self._draft, lambda: self._draft_rows.fill([], [], (config.max_batch, widest)), enabled=graphs
         )
 

@@ -27,7 +27,6 @@ from services.gpu_worker.engine.layers.taps import Taps
 from services.gpu_worker.engine.models.block_context import BlockContext
 from services.gpu_worker.engine.models.block_heads import NoRows, Proposal
 from services.gpu_worker.engine.models.family import Model
-from services.gpu_worker.engine.models.hybrid import HybridModel
 from services.gpu_worker.engine.rounds import launches
 from services.gpu_worker.engine.whole import WholeRounds
 from shared.errors import EngineFault
@@ -150,7 +149,7 @@ class ModelRunner:
         """
         self._bind()
         if self._whole is None:
-            raise EngineFault("whole rounds run on a card, for a model with states")
+            raise EngineFault("whole rounds run on a card")
         self._check_verify(
             [
                 VerifyRows(
@@ -164,6 +163,10 @@ class ModelRunner:
         )
         results = self._whole.run(rows, more=more)
         self.uncaptured = self._whole.uncaptured
+        for row, result in zip(rows, results, strict=True):
+            self._ring.wrote(row.slot, row.start + row.columns)
+            if row.tap and self.block is not None and result.taps is not None:
+                self.block.seen(row.slot, row.start, result.taps)
         return results
 
     def land(self) -> None:
@@ -231,11 +234,18 @@ class ModelRunner:
         return [next(made) if ask in whole else NoRows() for ask in asks]
 
     def _whole_rounds(self) -> WholeRounds | None:
-        if not self._states.placement.on_card or not isinstance(self._model, HybridModel):
+        if not self._states.placement.on_card:
             return None
         blocks = -(-min(self._config.max_context, self.dims.max_positions) // ROWS)
         return WholeRounds(
-            self._model, self._kv, self._states, self._config, blocks, lambda row: self.draft([row])
+            self._model,
+            self._kv,
+            self._states,
+            self._config,
+            blocks,
+            lambda row: self.draft([row]),
+            ring=self._ring,
+            block=self.block,
         )
 
     def _bind(self) -> None:

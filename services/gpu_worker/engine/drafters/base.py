@@ -35,3 +35,5 @@ class DraftJob:
     k: int
     picker: TokenPicker
     block_table: Sequence[int]
+    rungs: int = 0
+    """Columns of the widest verify where the width follows the last round's luck (`drafters.ladder`); 0 = it does not."""

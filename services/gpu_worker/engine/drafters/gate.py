@@ -62,6 +62,11 @@ class DraftGate:
         self._rounds = 0
 
     @property
+    def rungs(self) -> int:
+        """Columns of the widest verify of a ladder; 0 = this is none."""
+        return 0
+
+    @property
     def useless(self) -> bool:
         """Whether the floor was missed: to be asked after each round."""
         return self._floor.missed

@@ -21,6 +21,10 @@ class Ladder(DraftGate):
         self._cap = most + 1
         self._columns = min(LEAST_COLUMNS, self._cap)
 
+    @property
+    def rungs(self) -> int:
+        return self._cap
+
     def width(self) -> int:
         """Drafts for the next round: one column is the anchor's."""
         return self._columns - 1

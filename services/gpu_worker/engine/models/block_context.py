@@ -16,12 +16,14 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor
 
+from kernels.sampling import PickPlan
 from services.gpu_worker.engine.batch import BlockAsk
 from services.gpu_worker.engine.config import BLOCK_ROWS
 from services.gpu_worker.engine.models.block import BlockDrafter
 from services.gpu_worker.engine.models.block_heads import BlockHeads, Proposal
 from services.gpu_worker.engine.models.block_pass import BlockPass
 from services.gpu_worker.engine.models.block_ring import DraftRing
+from services.gpu_worker.engine.models.block_walk import BlockWalk
 from services.gpu_worker.engine.models.family import Model
 from shared.errors import EngineFault
 
@@ -49,6 +51,13 @@ class BlockContext:
         self._heads = BlockHeads(drafter, target)
         self.ring = DraftRing(drafter.dims, num_slots, num_snapshots, drafter.placement)
         self._pass = BlockPass(drafter, target, self.ring, most=num_slots)
+        self._walk = BlockWalk(self._heads, drafter.placement.device)
+        self._nothing = torch.empty(
+            0,
+            len(drafter.dims.taps) * drafter.dims.hidden,
+            dtype=drafter.placement.dtype,
+            device=self.ring.k.device,
+        )
         self._present = [False] * num_snapshots
         self._open: dict[int, _Rows] = {}
         self._tapped: dict[int, list[_Rows]] = {}
@@ -139,8 +148,11 @@ class BlockContext:
                 features.append(rows.values[first - rows.start :])
                 positions.append(torch.arange(first, rows.end, device=rows.values.device))
                 places.append(self.ring.places(slot, first, rows.end))
-        keys, values = self.drafter.context_rows(torch.cat(features), torch.cat(positions))
         slots, offsets = (torch.cat(parts) for parts in zip(*places, strict=True))
+        self._put(torch.cat(features), torch.cat(positions), slots, offsets)
+
+    def _put(self, features: Tensor, positions: Tensor, slots: Tensor, offsets: Tensor) -> None:
+        keys, values = self.drafter.context_rows(features, positions)
         # What is hidden later has no weight, but a NaN of a broken row would still be one.
         self.ring.k[:, slots, :, offsets] = keys.nan_to_num_()
         self.ring.v[:, slots, :, offsets] = values.nan_to_num_()
@@ -161,6 +173,45 @@ class BlockContext:
                 raise EngineFault(f"a block at {ask.start}: slot {ask.slot} does not have its window's rows")
         self.passes += len(asks)
         return self._heads.propose(self._pass.run(asks), max(ask.k for ask in asks))
+
+    # -- rounds that a card runs whole --------------------------------------------------------------------------
+
+    @property
+    def scratch(self) -> int:
+        """A slot for rows that are nobody's."""
+        return self.ring.scratch
+
+    def hand_over(self, slot: int, position: int, most: int) -> Tensor | None:
+        """[n, taps * H], n <= `most`: the committed rows before `position` that wait, for a card's round to take in, which
+        thereby has them. Others are taken in now. Null when the drafter lacks rows that a block at `position` sees."""
+        waiting = self._tapped.get(slot, [])
+        count = sum(len(part.values) for part in waiting)
+        follows = not waiting or waiting[0].start == self.ring.end(slot)
+        if slot in self._features or count > most or not follows:
+            self.settle([slot])
+            waiting = []
+        if not self.covers(slot, position):
+            return None
+        rows = torch.cat([part.values for part in waiting]) if waiting else self._nothing
+        self.took_in(slot, position)
+        return rows
+
+    def took_in(self, slot: int, end: int) -> None:
+        """A card's round took in the slot's rows up to `end`, which follow those that it had."""
+        self._tapped.pop(slot, None)
+        self.ring.wrote(slot, end)
+        self.passes += 1
+
+    def take_in(self, taps: Tensor, slots: Tensor, positions: Tensor) -> None:
+        """Write context rows of tapped ones [M, taps * H] at `positions` [M] of `slots` [M]; part of a captured launch."""
+        self._put(self.drafter.features(taps), positions, slots, positions % self.ring.rows_each)
+
+    def draft(
+        self, slots: Tensor, starts: Tensor, lows: Tensor, anchors: Tensor, most: int, rules: PickPlan
+    ) -> tuple[Tensor, Tensor]:
+        """One pass and the walk over its rows, for S sequences; part of a captured launch. See `BlockWalk`; `lows` as in
+        `BlockPass`."""
+        return self._walk(self._pass.block(slots, starts, lows, anchors), anchors, starts, most, rules)
 
     # -- the slot's memory --------------------------------------------------------------------------------------
 

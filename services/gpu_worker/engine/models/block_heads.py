@@ -134,11 +134,12 @@ class BlockHeads:
         dims, heads = drafter.dims, drafter.heads
         self.vocab = dims.vocab
         self._target = target
-        self._ids = drafter.ids
+        self.ids = None if drafter.ids is None else drafter.ids.to(drafter.placement.device)
+        """Target ids that it can propose; null = all."""
         self._first = 1 if dims.harvest is Harvest.DFLASH else 0
         self._multiplier, self._cap = dims.output_multiplier, dims.logit_cap
-        self._top = min(dims.selector_top, dims.vocab)
-        self._projection = heads.get("candidate_selector.hidden_projection.weight")
+        self.top = min(dims.selector_top, dims.vocab)
+        self.projection = heads.get("candidate_selector.hidden_projection.weight")
         self.predecessor, self.successor = (
             heads[f"candidate_selector.{name}_codebook"].float().cpu().numpy()
             if dims.selector_rank
@@ -155,11 +156,11 @@ class BlockHeads:
 
     def propose(self, y: Tensor, most: int) -> list[Proposal]:
         """Output rows [S, B, H] of S blocks -> what each proposes, at most `most` drafts."""
-        used = y[:, self._first : self._first + most]
+        used = self.rows(y, most)
         sequences, count, width = used.shape
         flat = used.reshape(-1, width)
-        logits = self._logits(flat)
-        if self._projection is not None:
+        logits = self.logits(flat)
+        if self.projection is not None:
             return self._selected(logits, flat, sequences)
         if self.markov is None and self.confidence is None:
             rows = self.spread(logits).reshape(sequences, count, -1)
@@ -170,23 +171,30 @@ class BlockHeads:
     def spread(self, logits: Tensor) -> Floats:
         """[R, draft_vocab] -> [R, V] in host memory; ids that cannot be proposed get -inf."""
         values: Floats = logits.cpu().numpy()
-        if self._ids is None:
+        if self.ids is None:
             return values
         rows = np.full((len(values), self.vocab), -np.inf, dtype=np.float32)
-        rows[:, self._ids.numpy()] = values
+        rows[:, self.ids.cpu().numpy()] = values
         return rows
 
     def _selected(self, logits: Tensor, flat: Tensor, sequences: int) -> list[Proposal]:
-        values, ids = (part.cpu().numpy() for part in logits.topk(self._top, dim=-1, sorted=False))
-        assert self._projection is not None
-        hidden = (flat @ self._projection.t()).float().cpu().numpy()
+        values, ids = (part.cpu().numpy() for part in logits.topk(self.top, dim=-1, sorted=False))
+        assert self.projection is not None
+        hidden = (flat @ self.projection.t()).float().cpu().numpy()
         parts = (array.reshape(sequences, -1, array.shape[-1]) for array in (values, ids, hidden))
         return [SelectorRows(self, *of_one) for of_one in zip(*parts, strict=True)]
 
-    def _logits(self, flat: Tensor) -> Tensor:
-        logits = self._target.logits(flat.contiguous())
-        if self._ids is not None:
-            logits = logits.index_select(1, self._ids.to(logits.device))
+    def rows(self, y: Tensor, most: int) -> Tensor:
+        """Output rows [S, B, H] -> those that propose, [S, K, H] with K <= `most`."""
+        return y[:, self._first : self._first + most]
+
+    def logits(self, flat: Tensor, *, narrow: bool = False) -> Tensor:
+        """Rows [R, H] -> [R, draft_vocab] float32, before what drafts add. `narrow` = over no more ids than the target has
+        drafts made on a card from, if the drafter has no ids of its own."""
+        head = self._target.draft_logits if narrow and self.ids is None else self._target.logits
+        logits = head(flat.contiguous())
+        if self.ids is not None:
+            logits = logits.index_select(1, self.ids)
         if self._multiplier != 1.0:
             logits = logits * self._multiplier
         return logits if self._cap is None else torch.tanh(logits / self._cap) * self._cap

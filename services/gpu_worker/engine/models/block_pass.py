@@ -29,7 +29,9 @@ class BlockPass:
         self._drafter, self._target, self._ring, self._most = drafter, target, ring, most
         self._mask_id = torch.tensor([drafter.dims.mask_token], device=ring.k.device)
         self._told = torch.zeros(_TOLD, most, dtype=torch.int64, device=ring.k.device)
-        self._graphs = GraphCache(self.launch, self._clear, enabled=drafter.placement.graphs)
+        self._graphs: GraphCache[Size] = GraphCache(
+            self.launch, self._clear, enabled=drafter.placement.graphs
+        )
 
     def run(self, asks: Sequence[BlockAsk]) -> Tensor:
         """Output rows [S, B, H] of the blocks; the context rows of every slot are in its ring."""
@@ -49,7 +51,10 @@ class BlockPass:
 
     def launch(self, size: Size) -> Tensor:
         """The pass of the first `size[0]` sequences told."""
-        slots, starts, lows, anchors = self._told[:, : size[0]].unbind(0)
+        return self.block(*self._told[:, : size[0]].unbind(0))
+
+    def block(self, slots: Tensor, starts: Tensor, lows: Tensor, anchors: Tensor) -> Tensor:
+        """Output rows [S, B, H] of the blocks of S sequences, each tensor [S] of integers; part of a captured launch."""
         return self._drafter.forward(self._embedded(anchors), self._view(slots, starts, lows))
 
     def _clear(self) -> None:

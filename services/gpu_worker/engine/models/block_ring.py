@@ -33,20 +33,22 @@ class TailShape:
 
 
 class DraftRing(RingPool):
-    """Laid out so that a slot's rows follow one another: [planes, slots, kv_heads, rows, head_dim]."""
+    """Laid out so that a slot's rows follow one another: [planes, slots, kv_heads, rows, head_dim]. There is one slot more
+    (`scratch`), where a card's rounds put rows that are nobody's."""
 
     def __init__(self, dims: BlockDims, num_slots: int, num_snapshots: int, placement: Placement) -> None:
         super().__init__(
             TailShape.of(dims),
-            num_slots,
+            num_slots + 1,
             num_snapshots,
             prefill_rows=BLOCK_ROWS,
             max_verify=1,
             dtype=placement.dtype,
             device=placement.device,
         )
+        self.scratch = num_slots
         self.rows_each = self.blocks_each * BLOCK_ROWS
-        shape = (self.planes, num_slots, dims.kv_heads, self.rows_each, dims.head_dim)
+        shape = (self.planes, num_slots + 1, dims.kv_heads, self.rows_each, dims.head_dim)
         self.k, self.v = self.k.view(shape), self.v.view(shape)
 
     def places(self, slot: int, first: int, stop: int) -> tuple[Tensor, Tensor]:
@@ -58,5 +60,5 @@ class DraftRing(RingPool):
 def draft_elements(dims: BlockDims, num_slots: int, num_snapshots: int, *, gathered: int = 0) -> int:
     """Elements of so many rings and tails, and of the rings that a pass over `gathered` sequences copies."""
     blocks, tail = ring_rows(TailShape.of(dims), prefill_rows=BLOCK_ROWS, max_verify=1)
-    rows = (num_slots + gathered) * blocks * BLOCK_ROWS + num_snapshots * tail
+    rows = (num_slots + 1 + gathered) * blocks * BLOCK_ROWS + num_snapshots * tail
     return 2 * dims.layers * rows * dims.kv_heads * dims.head_dim

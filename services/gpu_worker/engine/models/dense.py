@@ -76,6 +76,10 @@ class DenseModel:
         logits = matmul.linear(hidden, self._head, out_dtype=torch.float32)
         return logits if self._logit_cap is None else activation.soft_cap(logits, self._logit_cap)
 
+    def draft_logits(self, hidden: Tensor) -> Tensor:
+        """The same."""
+        return self.logits(hidden)
+
 
 class _Parts:
     """Builds blocks from tensors."""

@@ -54,3 +54,7 @@ class Model(Protocol):
     def logits(self, hidden: Tensor) -> Tensor:
         """[R, H] -> [R, V] float32."""
         ...
+
+    def draft_logits(self, hidden: Tensor) -> Tensor:
+        """[R, H] of the draft plane -> [R, V'] float32 over the first V' ids, which drafts made on a card come from."""
+        ...

@@ -76,6 +76,10 @@ class LatentModel:
         """[R, H] -> [R, V] float32."""
         return matmul.linear(hidden, self._head, out_dtype=torch.float32)
 
+    def draft_logits(self, hidden: Tensor) -> Tensor:
+        """The same."""
+        return self.logits(hidden)
+
 
 def _mtp_head(dims: ModelDims, parts: _Parts) -> MTPHead:
     at, weights = head_prefix(dims), parts.weights

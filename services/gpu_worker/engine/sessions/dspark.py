@@ -114,7 +114,7 @@ class DsparkSpecSession(SpecSession):
                 break
         rows = [anchor, *(stood[:-1] if self._ended_silently else stood)]
         self.sequence.commit(rows, draft_rows=self.writes_draft_rows)
-        self.last_hidden = hidden[len(rows) - 1].clone()
+        self.last_hidden = hidden[len(rows) - 1]
         self.counters.round(len(drafts), len(stood))
         self.judge(len(drafts), len(stood), replayed=replayed)
         self.pending_tok = None

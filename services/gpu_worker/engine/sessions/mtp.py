@@ -144,6 +144,7 @@ class SpecSession(Session):
             k=0 if replaying else min(self._gate.width(), self.draft_limit()),
             picker=self.picker,
             block_table=self.sequence.block_table,
+            rungs=min(self._gate.rungs, self.shape.max_verify),
         )
 
     @property

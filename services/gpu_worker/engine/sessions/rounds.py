@@ -11,10 +11,13 @@ from torch import Tensor
 
 from services.gpu_worker.engine.batch import VerifyRows
 from services.gpu_worker.engine.card_logits import DecidedRow, decide
+from services.gpu_worker.engine.drafters.base import DraftJob
+from services.gpu_worker.engine.drafters.block import BlockDrafter
 from services.gpu_worker.engine.drafters.mtp import MtpDrafter
+from services.gpu_worker.engine.drafters.ngram import NgramDrafter
+from services.gpu_worker.engine.drafters.propose import AnyDrafter, propose
 from services.gpu_worker.engine.drafters.propose import Forward as DraftForward
-from services.gpu_worker.engine.drafters.propose import propose
-from services.gpu_worker.engine.flights import WholeResult, WholeRow
+from services.gpu_worker.engine.flights import By, WholeResult, WholeRow
 from services.gpu_worker.engine.sampling import Row
 from services.gpu_worker.engine.sessions.base import Session
 from services.gpu_worker.engine.sessions.mtp import SpecSession
@@ -45,9 +48,7 @@ def run_round(sessions: Sequence[Session], runner: Forward, *, more: bool = Fals
     `more` = another round of the same sessions is meant to follow; `runner.land()` must follow the last one.
     """
     live = [session for session in sessions if session.open()]
-    whole = [
-        session for session in live if runner.runs_whole and session.picked_anywhere and not session.taps
-    ]
+    whole = [session for session in live if runner.runs_whole and session.picked_anywhere]
     stepped = [session for session in live if session not in whole]
     for group, run in ((whole, partial(_run_whole, more=more)), (stepped, _run_stepped)):
         if group:
@@ -59,7 +60,8 @@ def run_round(sessions: Sequence[Session], runner: Forward, *, more: bool = Fals
 
 
 def _run_stepped(live: Sequence[Session], runner: Forward) -> None:
-    """The host walks, row by row."""
+    """The host drafts and walks, row by row: on the CPU all streams, on a card those whose rows it cannot pick, since the
+    rules need the stream's history or a mask, or somebody asked for log probabilities (`Session.picked_anywhere`)."""
     drafts = _propose(live, runner)
     rows = [session.verify_rows(tokens) for session, tokens in zip(live, drafts, strict=True)]
     hiddens = runner.verify(rows)
@@ -81,7 +83,9 @@ def _run_stepped(live: Sequence[Session], runner: Forward) -> None:
 
 def _run_whole(live: Sequence[Session], runner: Forward, *, more: bool) -> None:
     """The card drafts, verifies and picks; what it picked is walked here, by the same rules."""
-    results = runner.whole([_whole_row(session, runner) for session in live], more=more)
+    rows = [_whole_row(session, runner) for session in live]
+    propose(_aside(live), runner)
+    results = runner.whole(rows, more=more)
     for session, result in zip(live, results, strict=True):
         _settle(session, runner, result.drafts, [DecidedRow(token) for token in result.picks], result.hidden)
 
@@ -96,16 +100,20 @@ def _settle(
 
 
 def _whole_row(session: Session, runner: Forward) -> WholeRow:
-    """The anchor and its drafts: journalled tokens, what a drafter proposes, or as many as the head shall make."""
+    """The anchor and its drafts: journalled tokens, what an index proposes, or as many as the card shall make."""
     job = session.draft_job() if isinstance(session, SpecSession) else None
-    given, k, catch_up = session.replay_drafts() or [], 0, None
+    given, k, by, catch_up, rungs = session.replay_drafts() or [], 0, By.HOST, None, 0
     if job is not None:
         drafter, wanted = job
-        if isinstance(drafter, MtpDrafter) and wanted.k > 0 and drafter.backlog and not given:
-            k, catch_up = wanted.k, drafter.take(wanted.block_table)
-        else:
-            proposed = propose([job], runner)[0]
-            given = given or proposed
+        asked = wanted.k > 0 and not given
+        match drafter:
+            case MtpDrafter() if asked and drafter.backlog:
+                k, by, catch_up = wanted.k, By.HEAD, drafter.take(wanted.block_table)
+            case BlockDrafter() if asked and drafter.anchor is not None:
+                k, by, rungs = wanted.k, By.BLOCK, wanted.rungs
+            case NgramDrafter() | MtpDrafter():
+                proposed = propose([job], runner)[0]
+                given = given or proposed
     rows = session.verify_rows(given)
     return WholeRow(
         slot=rows.slot,
@@ -116,11 +124,19 @@ def _whole_row(session: Session, runner: Forward) -> WholeRow:
         choice=session.request.choice,
         given=given,
         k=k,
+        by=by,
         catch_up=catch_up,
+        rungs=rungs,
+        tap=rows.tap,
         left=session.rows_certain,
         stops=session.request.stop_ids,
         eager=rows.eager,
     )
+
+
+def _aside(live: Sequence[Session]) -> list[tuple[AnyDrafter, DraftJob]]:
+    """Drafters that do not propose in this round and keep up all the same."""
+    return [job for session in live if isinstance(session, SpecSession) for job in session.side_jobs()]
 
 
 def _propose(live: Sequence[Session], runner: Forward) -> list[list[int]]:
@@ -130,6 +146,5 @@ def _propose(live: Sequence[Session], runner: Forward) -> list[list[int]]:
         job = session.draft_job() if isinstance(session, SpecSession) else None
         if job is not None:
             jobs[index] = job
-    aside = [job for session in live if isinstance(session, SpecSession) for job in session.side_jobs()]
-    drafts = dict(zip(jobs, propose([*jobs.values(), *aside], runner), strict=False))
+    drafts = dict(zip(jobs, propose([*jobs.values(), *_aside(live)], runner), strict=False))
     return [session.replay_drafts() or drafts.get(index, []) for index, session in enumerate(live)]

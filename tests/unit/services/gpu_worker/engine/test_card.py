@@ -23,7 +23,7 @@ from services.gpu_worker.engine.cache.state_pool import StatePool
 from services.gpu_worker.engine.card_logits import DecidedRow
 from services.gpu_worker.engine.config import FULL, LINEAR, EngineConfig
 from services.gpu_worker.engine.device_rounds import DeviceRounds
-from services.gpu_worker.engine.flights import WholeRow
+from services.gpu_worker.engine.flights import By, Round, WholeRow
 from services.gpu_worker.engine.inputs import RoundInputs
 from services.gpu_worker.engine.layers.steps import Span
 from services.gpu_worker.engine.models.hybrid import HybridModel
@@ -170,12 +170,12 @@ def test_rounds_that_run_whole_give_the_stream_of_plain_decode(monkeypatch: pyte
     left = len(plain) - 1
     span, ids = Span(bench.length, MOST, TABLE), [[token, *(0,) * (MOST - 1)]]
     inputs.fill([span], ids, (2, MOST), [1], bench.states)
-    rounds.state.wide[0] = MOST
+    rounds.state.wide[0], rounds.told.by[0] = MOST, By.HEAD
     rounds.state.left[0], rounds.state.tail_tokens[0, 0], rounds.state.tail_counts[0] = left, token, 1
     rounds.state.tail_hidden[0, 0] = bench.primed[-1]
     stream, committed = [token], []
     while len(stream) < len(plain):
-        told = rounds.launch((2, MOST)).tolist()
+        told = rounds.launch(Round(2, MOST, head=MOST - 1)).tolist()
         assert told[1][-1] == 0, "padding committed a row"
         committed.append(told[0][-1])
         stream += told[0][: committed[-1]]
@@ -188,7 +188,7 @@ def test_rounds_that_run_whole_give_the_stream_of_plain_decode(monkeypatch: pyte
     rounds.inputs.pending[0] += 2
     rounds.inputs.store_after[0] = 0
     for _ in range(2):
-        assert rounds.launch((2, MOST))[0, -1] == 0
+        assert rounds.launch(Round(2, MOST, head=MOST - 1))[0, -1] == 0
     assert torch.equal(bench.states.state[:, 1], kept), "a stream that ended was folded on"
 
 
