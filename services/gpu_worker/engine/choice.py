@@ -5,8 +5,8 @@
 Times are of the start-up table, tokens and drafts a verify are averages of the streams that had each drafter (`gain`). Where
 no launch was timed, the limits' costs stand in for the times. A drafter nobody has had yet is judged by what its kind
 usually brings; one stream in `PROBE_STREAMS` gets the one that was tried the longest ago, so that a change of what is
-asked is noticed. On the CPU the stream keeps all of them ready and goes on by its own counts (`drafters.medley`); a card, whose
-rounds are graphs, keeps to the one chosen. Tokens never depend on the choice.
+asked is noticed. The stream keeps all of them ready and goes on by its own counts (`drafters.medley`): on the CPU from round to
+round, on a card, whose rounds follow one another, from burst to burst. Tokens never depend on the choice.
 """
 
 from __future__ import annotations

@@ -66,7 +66,9 @@ class Engine:
         self._affinity = AffinityPool(self._cache, most=self._limits.max_parked)
         launches = FaultyRunner(self.runner, faults, self._slots) if faults else self.runner
         self._keeper = Keeper(self._cache, launches, interval=self._limits.decode_ckpt_blocks)
-        self._sessions = SessionFactory(self.dims, config, self._limits, self.runner.block)
+        self._sessions = SessionFactory(
+            self.dims, config, self._limits, self.runner.block, steady=self.runner.runs_whole
+        )
         self._faults = faults
         self._counters = Counters()
         self._executor = Executor(
@@ -92,7 +94,6 @@ class Engine:
             self._keeper,
             reserve=self._limits.decode_reserve,
             choice=Choice(self._gain, self._sessions.kinds, self._limits),
-            changeable=not self.runner.runs_whole,
             running=lambda: len(self._active),
             faults=faults,
             clock=clock,

@@ -147,6 +147,8 @@ class Executor:
 
     def _burst(self, streams: Sequence[Stream], rounds: int, stop: Callable[[], bool]) -> None:
         """Run up to `rounds` rounds over the streams that go on; ends early when `stop` says so."""
+        for stream in streams:
+            stream.session.begin_burst()
         try:
             for left in range(rounds, 0, -1):
                 if not self._round(streams, more=left > 1) or stop():

@@ -24,8 +24,7 @@ from shared.errors import EngineFault
 
 
 class Opener:
-    """`reserve` = completion rows that a stream goes in with; `running` = streams that there are; `changeable` =
-    a stream that leaves its drafter open may change it between two rounds."""
+    """`reserve` = completion rows that a stream goes in with; `running` = streams that there are."""
 
     def __init__(
         self,
@@ -36,7 +35,6 @@ class Opener:
         *,
         reserve: int,
         choice: Choice,
-        changeable: bool,
         running: Callable[[], int],
         faults: Faults | None,
         clock: Clock,
@@ -48,7 +46,6 @@ class Opener:
         self._keeper = keeper
         self._reserve = reserve
         self._choice = choice
-        self._changeable = changeable
         self._running = running
         self._faults = faults
         self._clock = clock
@@ -73,7 +70,7 @@ class Opener:
             last_hidden=admission.last_hidden,
             counters=past.counters if past else None,
             capture_disabled=past.capture_disabled if past else False,
-            expected=chosen.expected if self._changeable and request.drafter == "auto" else None,
+            expected=chosen.expected if request.drafter == "auto" else None,
         )
         session.overshoot = self._faults.overshoot(request.key) if self._faults else 0
         now = self._clock.wall_ns()

@@ -3,8 +3,9 @@
     rate of a round = tokens it brought / (1 + fixed + drafts x each)        in verify passes, of its drafter
 
 Of each drafter the rate is first what is expected of it and then, round by round, an average of what it brought. Every
-`PROBE_ROUNDS`-th round goes to one of the others, the least recently asked, so that a passage that suits it better is noticed;
-soon after the beginning so do two more, to those that are expected to come near.
+`PROBE_TURNS`-th turn goes to one of the others, the least recently asked, so that a passage that suits it better is noticed;
+soon after the beginning so do two more, to those that are expected to come near. A turn is a round, or as many as are run
+before `next` is asked again: on a card a burst, whose rounds follow one another unasked.
 What is expected and what drafts cost are told once; after that only counts decide, so a stream that is run again under the
 same expectations drafts the same. Tokens never depend on it.
 """
@@ -17,12 +18,12 @@ from typing import Final, NamedTuple
 from services.gpu_worker.engine.drafters.gate import DraftGate
 from services.gpu_worker.engine.requests import DrafterKind
 
-PROBE_ROUNDS: Final = 12
+PROBE_TURNS: Final = 12
 WEIGHT: Final = 0.125
 """Of the newest round in an average, at least."""
 PROBE_WEIGHT: Final = 0.5
 EARLY_PROBES: Final = (2, 5)
-"""Rounds of a stream in which others are tried before the first regular probe."""
+"""Turns of a stream in which others are tried before the first regular probe."""
 NEAR: Final = 0.75
 """Of the preferred one's rate, with which another is tried so early."""
 EXPECTED_ROUNDS: Final = 1
@@ -61,23 +62,24 @@ class Medley:
         self.preferred = first
         """The best one, probes aside."""
         self.asked = self.preferred
-        """Whose round it is."""
+        """Whose turn it is."""
         self._seen = dict.fromkeys(expected, 0)
         self._last = dict.fromkeys(expected, -1)
-        self._rounds = 0
+        self._turns = 0
 
     def next(self) -> DrafterKind:
-        """Whose turn the next round is."""
+        """Whose turn is next."""
+        turn, self._turns = self._turns, self._turns + 1
         others = [name for name in self.rates if name != self.preferred]
-        if self._rounds in EARLY_PROBES:
+        if turn in EARLY_PROBES:
             others = [name for name in others if self.rates[name] >= NEAR * self.rates[self.preferred]]
-        elif self._rounds % PROBE_ROUNDS < PROBE_ROUNDS - 1:
+        elif turn % PROBE_TURNS < PROBE_TURNS - 1:
             others = []
         self.asked = min(others, key=self._last.__getitem__, default=self.preferred)
         return self.asked
 
     def width(self) -> int:
-        """Drafts of that round; a probe asks for some even where none are expected to pay, and for all where drafting at
+        """Drafts of the round that follows; a probe asks for some even where none are expected to pay, and for all where drafting at
         all is what costs."""
         width = self._gates[self.asked].width()
         if self.asked == self.preferred:
@@ -85,14 +87,13 @@ class Medley:
         return self._most if self._costs[self.asked].fixed else max(1, width)
 
     def observe(self, drafted: int, accepted: int) -> None:
-        """Learn from the round that `next` was answered for."""
+        """Learn from a round of the turn that `next` was answered for."""
         name = self.asked
         cost = self._costs[name]
         took = 1.0 + (cost.fixed + drafted * cost.each if drafted else 0.0)
         self._gates[name].observe(drafted, accepted)
         self._seen[name] += 1
-        self._last[name] = self._rounds
-        self._rounds += 1
+        self._last[name] = self._turns
         # What a probe says is all there is to know of the last dozens of rounds.
         least = WEIGHT if name == self.preferred else PROBE_WEIGHT
         weight = max(least, 1.0 / (EXPECTED_ROUNDS + self._seen[name]))

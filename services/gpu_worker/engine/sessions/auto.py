@@ -1,6 +1,6 @@
-"""AutoSpecSession: a speculative session that keeps several drafters ready and asks, each round, the one that pays.
+"""AutoSpecSession: a speculative session that keeps several drafters ready and asks, each turn, the one that pays.
 
-The head's plane and the block drafter's rows are both kept up with what is committed, whoever drafted it, so that either can
+A turn is a round, or a burst where rounds follow one another without the host (`steady`). The head's plane and the block drafter's rows are both kept up with what is committed, whoever drafted it, so that either can
 go on at any round. Its anchor is the live one of `SpecSession`.
 """
 
@@ -43,11 +43,12 @@ class AutoSpecSession(SpecSession):
         drafters: Mapping[DrafterKind, AnyDrafter],
         expected: Mapping[DrafterKind, Expected],
         first: DrafterKind,
+        steady: bool = False,
         last_hidden: Tensor | None = None,
         capture_disabled: bool = False,
         counters: SessionCounters | None = None,
     ) -> None:
-        """`expected` of each drafter, in the same order; `first` = who begins."""
+        """`expected` of each drafter, in the same order; `first` = who begins; `steady` = a turn is a whole burst."""
         super().__init__(
             request,
             sequence,
@@ -59,6 +60,7 @@ class AutoSpecSession(SpecSession):
         )
         self._drafters = dict(drafters)
         self._medley = Medley(expected, most=request.speculation_k, first=first)
+        self._steady, self._due = steady, True
         self._floor = Floor(shape.floor, shape.floor_rounds)
         self._shares: dict[DrafterKind, Share] = {}
 
@@ -117,13 +119,18 @@ class AutoSpecSession(SpecSession):
 
     # -- rounds -------------------------------------------------------------------------------------------------
 
+    def begin_burst(self) -> None:
+        self._due = True
+
     def draft_job(self) -> tuple[AnyDrafter, DraftJob] | None:
         job = super().draft_job()
         if job is None or self.completion.replaying:
             return job
-        self.drafter = drafter = self._drafters[self._medley.next()]
+        if self._due or not self._steady:
+            self._due, self.drafter = False, self._drafters[self._medley.next()]
+        assert self.drafter is not None  # by the job that there is
         k = min(self._medley.width(), self.draft_limit())
-        return drafter, DraftJob(k=k, picker=self.picker, block_table=self.sequence.block_table)
+        return self.drafter, DraftJob(k=k, picker=self.picker, block_table=self.sequence.block_table)
 
     def side_jobs(self) -> list[tuple[AnyDrafter, DraftJob]]:
         """The head keeps up while others draft; its rows wait until they are many, or its turn comes."""

@@ -182,6 +182,9 @@ class Session(PromptSide):
 
     # -- rounds -------------------------------------------------------------------------------------------------
 
+    def begin_burst(self) -> None:
+        """Rounds follow that the engine does not come between."""
+
     def open(self) -> bool:
         """Emit the decided token, if one waits. True when the session can run a round."""
         if self.next_pred is not None and self.ending is None:

@@ -43,8 +43,11 @@ class SessionFactory:
         config: EngineConfig,
         limits: EngineLimits,
         block: DraftContext | None = None,
+        *,
+        steady: bool = False,
     ) -> None:
-        """`block` = what a block drafter keeps; null = there is none."""
+        """`block` = what a block drafter keeps; null = there is none. `steady` = a stream with several drafters changes
+        between them at the edges of bursts alone."""
         self.shape = SessionShape(
             vocab=dims.vocab,
             hidden=dims.hidden,
@@ -58,6 +61,7 @@ class SessionFactory:
             floor_rounds=limits.floor_rounds,
         )
         self._block = block
+        self._steady = steady
         self._live_anchor = dims.latent is not None
         self._said = NamespaceIndex()
         has: dict[DrafterKind, bool] = {"block": block is not None, "mtp": dims.has_mtp, "ngram": True}
@@ -100,7 +104,14 @@ class SessionFactory:
         if expected is not None and drafter in expected and len(expected) > 1:
             drafters = self._auto(request, sequence, expected)
             return AutoSpecSession(
-                request, sequence, self.shape, drafters=drafters, expected=expected, first=drafter, **life
+                request,
+                sequence,
+                self.shape,
+                drafters=drafters,
+                expected=expected,
+                first=drafter,
+                steady=self._steady,
+                **life,
             )
         if self._live_anchor and drafter in ("mtp", "block"):
             context = self._block if drafter == "block" else None

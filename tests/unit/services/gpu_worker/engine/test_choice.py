@@ -140,6 +140,17 @@ def test_a_stream_goes_on_with_the_drafter_that_pays(first: DrafterKind, params:
     assert sum(share.accepted for burst in runs[0].bursts for share in burst.shares) == telemetry.accepted
 
 
+def test_where_rounds_follow_one_another_a_drafter_keeps_its_burst() -> None:
+    """As on a card: a change within a burst would throw a round away that is on its way."""
+    engine = engine_of(EngineLimits(floor=0.0, ngram_cost=0.02))
+    engine._sessions._steady = True
+    item = request(prompt(12, 5) * 8, max_tokens=120, sampling=WARM, drafter="auto", speculation_k=3)
+    outcome = Driver(engine).run([item])[item.key]
+    assert outcome.tokens == cold(item.tokens, max_tokens=120, sampling=WARM)
+    assert all(len(burst.shares) == 1 for burst in outcome.bursts)
+    assert len({share.drafter for burst in outcome.bursts for share in burst.shares}) > 1
+
+
 class GivesWay(Faults):
     def __init__(self, *rows: int) -> None:
         self.rows = list(rows)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.gpu_worker.engine.drafters.medley import EARLY_PROBES, PROBE_ROUNDS, Cost, Expected, Medley
+from services.gpu_worker.engine.drafters.medley import EARLY_PROBES, PROBE_TURNS, Cost, Expected, Medley
 from services.gpu_worker.engine.requests import DrafterKind
 
 EXPECTED: dict[DrafterKind, Expected] = {
@@ -31,16 +31,16 @@ def test_the_one_that_brings_most_for_its_cost_is_preferred() -> None:
         worth = dict.fromkeys(EXPECTED, 0) | {best: 6}
         medley, asked = played(worth, 200)
         assert medley.preferred == best
-        assert asked[-24:].count(best) == 24 - 24 // PROBE_ROUNDS
+        assert asked[-24:].count(best) == 24 - 24 // PROBE_TURNS
 
 
 def test_a_probe_goes_to_the_least_recently_asked() -> None:
     medley = Medley(dict.fromkeys(EXPECTED, Expected(Cost(0.0, 0.1), 1.2)), most=7, first="block")
     asked = []
-    for _ in range(4 * PROBE_ROUNDS):
+    for _ in range(4 * PROBE_TURNS):
         asked.append(medley.next())
         medley.observe(medley.width(), 7 if asked[-1] == "block" else 0)
-    regular = [asked[number] for number in range(PROBE_ROUNDS - 1, len(asked), PROBE_ROUNDS)]
+    regular = [asked[number] for number in range(PROBE_TURNS - 1, len(asked), PROBE_TURNS)]
     assert regular in (["mtp", "ngram"] * 2, ["ngram", "mtp"] * 2)
     assert asked.count("block") == len(asked) - len(regular), "those far behind are not tried early"
 
@@ -48,7 +48,7 @@ def test_a_probe_goes_to_the_least_recently_asked() -> None:
 def test_those_that_come_near_are_tried_early() -> None:
     medley = Medley(dict.fromkeys(EXPECTED, Expected(Cost(0.0, 0.1), 1.2)), most=7, first="block")
     asked = []
-    for _ in range(PROBE_ROUNDS - 1):
+    for _ in range(PROBE_TURNS - 1):
         asked.append(medley.next())
         medley.observe(7, 1)
     others = [number for number, name in enumerate(asked) if name != "block"]
@@ -59,10 +59,23 @@ def test_those_far_behind_are_not_tried_early() -> None:
     expected = {"block": Expected(Cost(0.8, 0.05), 2.6), "mtp": Expected(Cost(0.0, 0.35), 1.5)}
     medley = Medley(expected, most=7, first="block")  # type: ignore[arg-type]
     asked = []
-    for _ in range(PROBE_ROUNDS):
+    for _ in range(PROBE_TURNS):
         asked.append(medley.next())
         medley.observe(medley.width(), 7)
-    assert asked == ["block"] * (PROBE_ROUNDS - 1) + ["mtp"]
+    assert asked == ["block"] * (PROBE_TURNS - 1) + ["mtp"]
+
+
+def test_a_turn_of_many_rounds_is_one_turn() -> None:
+    medley, asked = Medley(EXPECTED, most=7, first="block"), []
+    for _ in range(2 * PROBE_TURNS):
+        asked.append(medley.next())
+        for _ in range(8):
+            medley.observe(medley.width(), 7 if asked[-1] == "block" else 0)
+    assert [asked[number] for number in (PROBE_TURNS - 1, 2 * PROBE_TURNS - 1)] in (
+        ["mtp", "ngram"],
+        ["ngram", "mtp"],
+    )
+    assert asked.count("block") >= 2 * PROBE_TURNS - 2 - len(EARLY_PROBES)
 
 
 def test_a_short_stream_finds_the_better_one() -> None:
