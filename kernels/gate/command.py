@@ -22,7 +22,7 @@ from typing import Any, Final, TextIO
 import torch
 
 from kernels import dispatch
-from kernels.gate import attention, delta, grouped, latent, picking, rowwise, writing
+from kernels.gate import attention, delta, grouped, latent, picking, rowwise, sparse, writing
 from kernels.gate.ledger import Check, Ledger, Report, run
 from kernels.gate.sizes import CARD, TINY, Place
 
@@ -72,7 +72,7 @@ def _run_one(device: str, name: str) -> Ledger:
 
 def all_checks(place: Place) -> Iterator[tuple[str, Check]]:
     """Every check, cheap to make: tensors are allocated when it runs."""
-    for part in (rowwise, grouped, attention, latent, writing, delta, picking):
+    for part in (rowwise, grouped, attention, latent, sparse, writing, delta, picking):
         yield from part.checks(place)
 
 

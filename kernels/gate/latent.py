@@ -27,16 +27,17 @@ def checks(place: Place) -> Iterator[tuple[str, Check]]:
 class Rows:
     """Sequences of the given lengths, written by launches into scattered blocks of a plane that nobody wrote before."""
 
-    def __init__(self, place: Place, lengths: Sequence[int]) -> None:
+    def __init__(self, place: Place, lengths: Sequence[int], *, behind: int = 0) -> None:
+        """`behind` elements stand at the end of a row that attention does not read."""
         self.place, self.lengths = place, tuple(lengths)
         self.heads, self.rank, rope = place.sizes.latent
         self.width = self.rank + rope
         blocks = max(-(-length // ROWS) for length in lengths) + 1
-        self.plane = place.nan(blocks * len(lengths), 1, ROWS, self.width)
+        self.plane = place.nan(blocks * len(lengths), 1, ROWS, self.width + behind)
         order = torch.randperm(blocks * len(lengths), generator=torch.Generator().manual_seed(len(lengths)))
         self.tables = order.view(len(lengths), -1).to(place.device, torch.int32)
         most = max(lengths)
-        self.fresh = place.normal(len(lengths), most, self.width, seed=1)
+        self.fresh = place.normal(len(lengths), most, self.width + behind, seed=1)
         self.query = place.normal(len(lengths), most, self.heads, self.width, seed=2, scale=self.width**-0.5)
         card = self.card([(sequence, 0, length) for sequence, length in enumerate(lengths)], most)
         nothing = place.ints()
@@ -59,10 +60,14 @@ class Rows:
 
     def launch(self, rows: Sequence[tuple[int, int, int]], columns: int, *, prefill: bool = False) -> Tensor:
         """[S, columns, heads, rank]; padding holds NaN."""
+        plan = AttentionPlan.for_card(self.card(rows, columns, prefill=prefill))
+        return self.attended(rows, columns, plan)
+
+    def attended(self, rows: Sequence[tuple[int, int, int]], columns: int, plan: AttentionPlan) -> Tensor:
+        """`launch` by a plan of these rows."""
         query = self.place.nan(len(rows), columns, self.heads, self.width)
         for number, (sequence, start, count) in enumerate(rows):
             query[number, :count] = self.query[sequence, start : start + count]
-        plan = AttentionPlan.for_card(self.card(rows, columns, prefill=prefill))
         out = paged_attention.attend_latent(query.flatten(0, 1), self.plane, plan, self.rank)
         return out.unflatten(0, (-1, columns))
 

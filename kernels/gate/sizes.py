@@ -24,6 +24,7 @@ class Sizes:
     head_dim: int
     rotary_half: int
     latent: tuple[int, int, int]  #: heads, rank, elements that RoPE turns
+    index: tuple[int, int, int]  #: of sparse attention: heads, width, keys that a row sees
     delta: DeltaShape
     vocab: int
     vocab_split: int  #: ids of one program of a pick
@@ -59,6 +60,7 @@ CARD: Final = Sizes(
     head_dim=256,
     rotary_half=32,
     latent=(20, 512, 64),
+    index=(32, 128, 200),
     delta=DeltaShape(16, 48, 128, 128),
     vocab=248320,
     vocab_split=4096,
@@ -86,6 +88,7 @@ TINY: Final = Sizes(
     head_dim=16,
     rotary_half=4,
     latent=(3, 24, 8),
+    index=(2, 8, 40),
     delta=DeltaShape(1, 2, 16, 16),
     vocab=70,
     vocab_split=32,

@@ -4,6 +4,7 @@ A program takes a tile of (column, head) pairs as they lie and walks the pages o
 pieces, as key and as value. Decode and verify run in absolute splits of 256 keys, a prefill in a single one; both end in the
 ordered sum over splits of `card_splits`. A page that a row does not see scales its sums by exactly 1 and adds exactly 0, so
 that neither tiles nor cuts reach a row's bits. Widths are padded to powers of two apart from each other: 512 + 64 stays so.
+Of sparse attention a row sees the keys that `card_chosen` marked.
 """
 
 from __future__ import annotations
@@ -25,26 +26,33 @@ from kernels.tiles import ROWS, SPLIT_ROWS
 
 
 class _Tile(NamedTuple):
-    """How a program works: a function of phase, heads and type, never of rows."""
+    """How a program works: a function of phase, heads, width and type, never of rows."""
 
     rows: int
+    keys: int
+    """Of a page that are read together."""
     warps: int
     stages: int
 
 
-_WIDE: Final = _Tile(64, 8, 2)
-_NARROW: Final = _Tile(16, 4, 2)
+_WIDE: Final = _Tile(64, ROWS, 8, 2)
+_NARROW: Final = _Tile(16, ROWS, 4, 2)
 """Of decode and verify with few heads: 22 us instead of 31 for a row of 20 heads over 4096 keys on an H200, 119 instead of
 129 for 16 x 4 rows; with 128 heads 154 instead of 128."""
 _MANY_HEADS: Final = 64
-_FLOAT32: Final = _Tile(32, 4, 1)
-"""For tests; a page of 512 elements and its queries fill the shared memory."""
+_LONG: Final = _Tile(16, 16, 4, 1)
+"""Of rows longer than bfloat16 ones of 512: a page and its queries would not fit the shared memory."""
+_FLOAT32: Final = _Tile(32, ROWS, 4, 1)
+"""Of shorter ones in float32."""
+_SHORT_BYTES: Final = 1024
+_LONGEST_BYTES: Final = 4096
+"""Of the padded part that is key and value."""
 
 _UNSPLIT: Final = 1 << 30
 """Keys of a prefill's only split."""
 
 
-@triton.jit(do_not_specialize=["columns", "table_row", "splits"])
+@triton.jit(do_not_specialize=["columns", "table_row", "splits", "most_keys"])
 def _latent_kernel(
     query,
     latents,
@@ -55,9 +63,11 @@ def _latent_kernel(
     tables,
     starts,
     counts,
+    seen,
     columns,
     table_row,
     splits,
+    most_keys,
     HEADS: tl.constexpr,
     RANK: tl.constexpr,
     ROPE: tl.constexpr,
@@ -65,7 +75,9 @@ def _latent_kernel(
     BLOCK_R: tl.constexpr,
     TILE: tl.constexpr,
     PAGE: tl.constexpr,
+    KEYS: tl.constexpr,
     SPLIT: tl.constexpr,
+    SPARSE: tl.constexpr,
     PRECISION: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
@@ -83,7 +95,7 @@ def _latent_kernel(
     r = first + tl.arange(0, TILE)
     column = r // HEADS
     real = column < count
-    c, e, p = tl.arange(0, BLOCK_C), tl.arange(0, BLOCK_R), tl.arange(0, PAGE)
+    c, e, p = tl.arange(0, BLOCK_C), tl.arange(0, BLOCK_R), tl.arange(0, KEYS)
     row = sequence.to(tl.int64) * columns * HEADS + r
     source = query + row[:, None] * (RANK + ROPE)
     q = tl.load(source + c[None, :], mask=real[:, None] & (c < RANK)[None, :], other=0.0)
@@ -92,12 +104,17 @@ def _latent_kernel(
     peak = tl.full([TILE], -float("inf"), tl.float32)
     total = tl.zeros([TILE], tl.float32)
     acc = tl.zeros([TILE, BLOCK_C], tl.float32)
-    for page in range(0, tl.minimum(last_key - base, SPLIT - 1) // PAGE + 1):
-        at = tl.load(tables + sequence * table_row + base // PAGE + page) * PAGE
+    marks = seen + (sequence.to(tl.int64) * columns + column)[:, None] * most_keys
+    for first_key in range(base, tl.minimum(last_key, base + SPLIT - 1) + 1, KEYS):
+        at = tl.load(tables + sequence * table_row + first_key // PAGE) * PAGE + first_key % PAGE
         k = latents.load([at, 0])
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
         scores = tl.dot(turned, tl.trans(shared.load([at, 0])), scores, input_precision=PRECISION)
-        scores = tl.where((base + page * PAGE + p)[None, :] <= position, scores, -float("inf"))
+        sees = (first_key + p)[None, :] <= position
+        if SPARSE:
+            mark = tl.load(marks + (first_key + p)[None, :], mask=real[:, None] & sees, other=0)
+            sees = sees & (mark != 0)
+        scores = tl.where(sees, scores, -float("inf"))
         higher = tl.maximum(peak, tl.max(scores, axis=1))
         finite = tl.where(higher == -float("inf"), 0.0, higher)
         weights = tl.exp2((scores - finite[:, None]) * LOG2E)
@@ -112,29 +129,32 @@ def _latent_kernel(
 
 
 def attend(query: Tensor, plane: Tensor, card: CardAttention, rank: int) -> Tensor:
-    """query [S * columns, heads, rank + rope] contiguous, plane [blocks, 1, 64, rank + rope] -> [S * columns, heads, rank];
-    rows that are padding are zeros."""
+    """query [S * columns, heads, rank + rope] contiguous, plane [blocks, 1, 64, rank + rope, more with an index] ->
+    [S * columns, heads, rank]; rows that are padding are zeros."""
     rows, heads, width = query.shape
     if card.window:
         raise ValueError("latent rows have no window")
+    check(rank, width - rank, plane.shape[3], query.dtype)
     splits = 1 if card.prefill else card.max_splits
     split = _UNSPLIT if card.prefill else SPLIT_ROWS
-    tile = _tile(query, card)
+    tile = _tile(query.dtype, heads, rank, prefill=card.prefill)
     scalars = torch.empty(2, rows, heads, splits, dtype=torch.float32, device=query.device)
     parts = torch.empty(rows, heads, splits, rank, dtype=torch.float32, device=query.device)
     _latent_kernel[(splits, triton.cdiv(card.columns * heads, tile.rows), card.starts.shape[0])](
         query,
-        _piece(plane, 0, rank),
-        _piece(plane, rank, width),
+        _piece(plane, 0, rank, tile.keys),
+        _piece(plane, rank, width, tile.keys),
         scalars[0],
         scalars[1],
         parts,
         card.block_tables,
         card.starts,
         card.counts,
+        card.counts if card.seen is None else card.seen,
         card.columns,
         card.block_tables.stride(0),
         splits,
+        0 if card.seen is None else card.seen.shape[1],
         HEADS=heads,
         RANK=rank,
         ROPE=width - rank,
@@ -142,7 +162,9 @@ def attend(query: Tensor, plane: Tensor, card: CardAttention, rank: int) -> Tens
         BLOCK_R=_padded(width - rank),
         TILE=tile.rows,
         PAGE=ROWS,
+        KEYS=tile.keys,
         SPLIT=split,
+        SPARSE=card.seen is not None,
         PRECISION=precision(query),
         num_warps=tile.warps,
         num_stages=tile.stages,
@@ -151,20 +173,31 @@ def attend(query: Tensor, plane: Tensor, card: CardAttention, rank: int) -> Tens
     return combine(scalars, parts, card, query.dtype, split)
 
 
-def _tile(query: Tensor, card: CardAttention) -> _Tile:
-    if query.dtype == torch.float32:
+def check(rank: int, rope: int, row: int, dtype: torch.dtype) -> None:
+    """ValueError for rows, `row` elements wide in all, that `attend` cannot read, so that no request has to find out."""
+    if row * dtype.itemsize % 16 or rank * dtype.itemsize % 16:
+        raise ValueError(f"elements {rank} to {rank + rope} of a row of {row} do not begin on 16 bytes")
+    if _padded(rank) * dtype.itemsize > _LONGEST_BYTES:
+        raise ValueError(
+            f"latents of {rank} elements: the longest that fit a card's shared memory are "
+            f"{_LONGEST_BYTES // dtype.itemsize} of {dtype}"
+        )
+
+
+def _tile(dtype: torch.dtype, heads: int, rank: int, *, prefill: bool) -> _Tile:
+    if _padded(rank) * dtype.itemsize > _SHORT_BYTES:
+        return _LONG
+    if dtype == torch.float32:
         return _FLOAT32
-    return _WIDE if card.prefill or query.shape[1] > _MANY_HEADS else _NARROW
+    return _WIDE if prefill or heads > _MANY_HEADS else _NARROW
 
 
 def _padded(width: int) -> int:
     return max(16, triton.next_power_of_2(width))
 
 
-def _piece(plane: Tensor, first: int, stop: int) -> TensorDescriptor:
-    """Columns first..stop-1 of the rows of a plane, read a page at a time. Raises ValueError for pieces off 16 bytes."""
-    width, item = plane.shape[3], plane.element_size()
-    if width * item % 16 or first * item % 16:
-        raise ValueError(f"elements {first} to {stop} of a row of {width} do not begin on 16 bytes")
+def _piece(plane: Tensor, first: int, stop: int, keys: int) -> TensorDescriptor:
+    """Columns first..stop-1 of the rows of a plane, read `keys` at a time."""
+    width = plane.shape[3]
     rows = plane.view(-1, width)[:, first:stop]
-    return TensorDescriptor(rows, list(rows.shape), [width, 1], [ROWS, _padded(stop - first)])
+    return TensorDescriptor(rows, list(rows.shape), [width, 1], [keys, _padded(stop - first)])

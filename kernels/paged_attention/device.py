@@ -5,9 +5,10 @@ The regime is the plan's: a prefill runs unsplit, decode and verify in splits of
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
-from kernels.paged_attention import card_latent, card_prefill, card_rows, card_splits, card_write
+from kernels.paged_attention import card_chosen, card_latent, card_prefill, card_rows, card_splits, card_write
 from kernels.paged_attention.plan import AttentionPlan, CardAttention, WritePlan
 
 
@@ -35,6 +36,17 @@ def attend(
 def attend_latent(query: Tensor, plane: Tensor, plan: AttentionPlan, rank: int) -> Tensor:
     """See the twin; rows that are padding are answered as zeros."""
     return card_latent.attend(query, plane, _card(plan.card), rank)
+
+
+def narrowed(query: Tensor, weights: Tensor, keys: Tensor, plan: AttentionPlan, most: int) -> AttentionPlan:
+    """See `chosen.narrowed`."""
+    _card(plan.card)
+    return card_chosen.narrowed(query, weights, keys, plan, most)
+
+
+def check_latent(rank: int, rope: int, row: int, dtype: torch.dtype) -> None:
+    """ValueError for latent rows that `attend_latent` cannot read: `row` elements, of which `rank` are key and value."""
+    card_latent.check(rank, rope, row, dtype)
 
 
 def _card(card: CardAttention | None) -> CardAttention:

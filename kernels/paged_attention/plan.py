@@ -68,6 +68,8 @@ class CardAttention:
     """Keys that a row sees, itself among them; 0 = all before it."""
     prefill: bool = False
     """The phase: unsplit tiles of a prompt chunk, or a few columns in splits. They round in another order."""
+    seen: Tensor | None = None
+    """Of sparse attention: [S * columns, 64 B] uint8, 1 for each key up to a row's own that the row sees."""
 
 
 @dataclass(frozen=True, slots=True)

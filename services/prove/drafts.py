@@ -19,7 +19,7 @@ from services.gpu_worker.engine.requests import GenerateRequest
 from services.prove.axes import DRAFTERS
 from services.prove.compare import Verdict, judge_trial
 from services.prove.driver import Driver, Record, WatchedEngine
-from services.prove.models import EVERY, HAS, runs, with_block
+from services.prove.models import EVERY, HAS, with_block
 from services.prove.prompts import prompt
 from services.prove.rules import RULES, TOP
 from services.prove.trial import Trial
@@ -59,7 +59,7 @@ def family(everything: bool, seed: int) -> list[Trial]:
     ways = [name for name, way in DRAFTERS.items() if way.k] if everything else QUICK
     return [
         _trial(model, drafter, pace)
-        for model in filter(runs, EVERY)
+        for model in EVERY
         for drafter in ways
         if DRAFTERS[drafter].kind in HAS[model]
         for pace in (PACES if everything else PACES[:1])

@@ -149,9 +149,3 @@ HAS: Final[Mapping[str, tuple[str, ...]]] = {
     "sparse": ("mtp", "ngram", "block", "auto"),
 }
 """The kinds of drafters that there are for each."""
-
-
-def runs(name: str) -> bool:
-    """Whether one of `EVERY` runs where models are loaded: a card chooses no keys, so that contexts end at `index_topk`
-    there."""
-    return name != "sparse" or not _placement().on_card

@@ -90,8 +90,6 @@ class ModelDims:
     dense_width: int = 0
     latent: Latent | None = None
     """Of latent attention: `kv_heads` is 1 and `head_dim` the width of a row, which serves as key and as value."""
-    positions_field: str = "max_position_embeddings"
-    """Which field of the config bounds `max_positions`."""
 
     @property
     def attention_layers(self) -> int:
@@ -107,17 +105,6 @@ class ModelDims:
     def window_layers(self) -> int:
         """Sliding-window layers; each owns one plane of a slot's ring."""
         return self.layer_types.count(SLIDING)
-
-    def unindexed(self) -> ModelDims:
-        """The same without the index of sparse attention, for sequences so short that it would choose every key."""
-        if self.latent is None or self.latent.index is None:
-            return self
-        most, latent = self.latent.index.most, replace(self.latent, index=None)
-        if most >= self.max_positions:
-            return replace(self, latent=latent, head_dim=latent.row)
-        return replace(
-            self, latent=latent, head_dim=latent.row, max_positions=most, positions_field="index_topk"
-        )
 
     def within(self, rows: int) -> ModelDims:
         """The same for sequences of at most `rows`, which fill no wider window: what is kept of one is not wider."""

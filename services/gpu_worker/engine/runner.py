@@ -297,7 +297,7 @@ class ModelRunner:
         if span.start < 0 or end > min(self._config.max_context, self.dims.max_positions):
             raise EngineFault(
                 f"rows {span.start}..{end} are outside the context of {self._config.max_context}, or of the "
-                f"{self.dims.max_positions} rows that {self.dims.positions_field} allows"
+                f"{self.dims.max_positions} rows that max_position_embeddings allows"
             )
         if end > len(span.block_table) * ROWS:
             raise EngineFault(

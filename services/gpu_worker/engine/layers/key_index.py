@@ -48,7 +48,7 @@ class Index:
     def __init__(self, widths: KeyIndex, weights: IndexWeights) -> None:
         self._widths = widths
         self._weights = weights
-        self._one = torch.ones(1, widths.width)
+        self._one = torch.ones(1, widths.width, device=weights.norm.device)
         self._scale = (widths.heads * widths.width) ** -0.5
         self._rows = torch.empty(0)
         """Of the forward: its positions' cosines and sines, which no other has."""
@@ -59,8 +59,8 @@ class Index:
         y = matmul.linear(x, self._weights.down, prefill=at.prefill)
         key, weights = y.split([self._widths.width, self._widths.heads], dim=1)
         normed = F.layer_norm(
-            key.contiguous(), (self._widths.width,), self._weights.norm, self._weights.bias, _EPS
-        )
+            key.float(), (self._widths.width,), self._weights.norm, self._weights.bias, _EPS
+        ).to(key.dtype)
         return norm_rope.qk_rope(normed[:, None], self._one, at.cos_sin)[:, 0], weights * self._scale
 
     def choose(self, plane: int, latent: Tensor, weights: Tensor, at: AttentionStep) -> AttentionStep:

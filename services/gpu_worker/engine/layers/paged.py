@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kernels import activation, paged_attention
-from kernels.paged_attention import AttentionPlan, chosen
+from kernels.paged_attention import AttentionPlan
 from services.gpu_worker.engine.layers.steps import AttentionStep
 
 
@@ -35,9 +35,12 @@ def narrowed(plane: int, query: Tensor, weights: Tensor, at: AttentionStep, most
     """The step in which each row sees no more than `most` keys: query [M, heads, d] and weights [M, heads] of sparse
     attention's index, whose keys are the last d elements of the plane's rows."""
     keys = at.kv.k[plane][..., -query.shape[2] :]
+    if _is_whole(at):
+        where, plan = at.plans[0]
+        return replace(at, plans=((where, paged_attention.narrowed(query, weights, keys, plan, most)),))
     flat = _tiles(torch.cat([query, weights[..., None]], dim=-1), at)
     plans = tuple(
-        (where, chosen.narrowed(flat[where][..., :-1], flat[where][..., -1], keys, plan, most))
+        (where, paged_attention.narrowed(flat[where][..., :-1], flat[where][..., -1], keys, plan, most))
         for where, plan in at.plans
     )
     return replace(at, plans=plans)

@@ -11,7 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from kernels import experts, matmul, norm_rope
+from kernels import experts, matmul, norm_rope, paged_attention
 from services.gpu_worker.engine.config import KeyIndex, Latent, ModelDims
 from services.gpu_worker.engine.layers.block import Block
 from services.gpu_worker.engine.layers.key_index import Index, IndexWeights
@@ -28,6 +28,7 @@ from services.gpu_worker.engine.models.latent_tensors import head_prefix
 from services.gpu_worker.engine.models.placed import Placed
 from services.gpu_worker.engine.models.rope import scaled_rope_table
 from services.gpu_worker.engine.placement import CPU, Placement
+from shared.errors import EngineFault
 
 
 class LatentModel:
@@ -43,11 +44,13 @@ class LatentModel:
         recipe: matmul.Recipe,
         placement: Placement = CPU,
     ) -> None:
-        """`weights` as `latent_shapes` names them; `recipe` as for `HybridModel`."""
-        dims = dims.unindexed() if placement.on_card else dims
+        """`weights` as `latent_shapes` names them; `recipe` as for `HybridModel`. Raises EngineFault
+        for rows that a card cannot read."""
         self.dims = dims
         self.recipe = recipe
         self.placement = placement
+        if placement.on_card:
+            _check_rows(dims, placement)
         table = scaled_rope_table(dims.rotary_dim, dims.rope_theta, dims.max_positions, traits.scaling)
         self.rope = placement.vector(table)
         parts = _Parts(dims, traits, Placed(weights, placement), recipe)
@@ -79,6 +82,16 @@ class LatentModel:
     def draft_logits(self, hidden: Tensor) -> Tensor:
         """The same."""
         return self.logits(hidden)
+
+
+def _check_rows(dims: ModelDims, placement: Placement) -> None:
+    """EngineFault for rows that a card cannot read."""
+    assert dims.latent is not None
+    widths = dims.latent
+    try:
+        paged_attention.check_latent(widths.rank, widths.rope_dim, widths.row, placement.dtype)
+    except ValueError as fault:
+        raise EngineFault(f"model config: kv_lora_rank, qk_rope_head_dim: {fault}") from fault
 
 
 def _mtp_head(dims: ModelDims, parts: _Parts) -> MTPHead:

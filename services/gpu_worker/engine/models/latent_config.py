@@ -1,7 +1,7 @@
 """What the `config.json` of a latent-attention decoder says: glm_moe_dsa, glm4_moe_lite, deepseek_v3 and deepseek_v32.
 
 Attention of glm_moe_dsa and deepseek_v32 is sparse: a row sees the `index_topk` keys that a small indexer scores highest,
-or all when there are no more. On a card the indexer is not computed, so that contexts end there (`ModelDims.unindexed`).
+or all when there are no more.
 """
 
 from __future__ import annotations

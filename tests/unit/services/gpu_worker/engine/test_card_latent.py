@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from kernels import dispatch
+from kernels.paged_attention import card_chosen
 from services.gpu_worker.engine.batch import DraftRows, PrefillChunk, VerifyRows
 from services.gpu_worker.engine.cache.kv_pool import KVPool
 from services.gpu_worker.engine.cache.state_pool import StatePool
@@ -42,21 +43,27 @@ SMALL = dict(
     v_head_dim=16,
     mlp_layer_types=["dense", "sparse"],
 )
-CONFIG = latent_hf_config(**SMALL)
+CONFIGS = {
+    "latent": latent_hf_config(**SMALL),
+    "sparse": latent_hf_config(GLM_DSA, **SMALL | {"index_topk": 24, "indexer_types": ["full", "shared"]}),
+}
+"""Attention to all rows before, and to the 24 that an index chooses."""
 TABLE = (3, 1, 0)
 PROMPT = [(number * 7919 + 13) % 32 for number in range(70)]
 
 
 @cache
-def _model(placement: Placement) -> LoadedModel:
+def _model(placement: Placement, kind: str) -> LoadedModel:
     with tempfile.TemporaryDirectory() as folder:
-        return load_model(write_random_latent(Path(folder), CONFIG, seed=2), placement=placement)
+        return load_model(write_random_latent(Path(folder), CONFIGS[kind], seed=2), placement=placement)
 
 
 class Bench:
     """One sequence on slot 1 over rows that no one wrote before; its prompt is primed."""
 
-    def __init__(self, placement: Placement, patch: pytest.MonkeyPatch, prompt: list[int]) -> None:
+    def __init__(
+        self, placement: Placement, patch: pytest.MonkeyPatch, prompt: list[int], kind: str = "latent"
+    ) -> None:
         patch.setattr(dispatch, "INTERPRETED", placement.on_card)
         config = EngineConfig(
             num_blocks=4,
@@ -67,7 +74,7 @@ class Bench:
             prefill_chunk=64,
             max_context=192,
         )
-        model = _model(placement).model
+        model = _model(placement, kind).model
         self.kv = KVPool(model.dims, config.num_blocks, placement)
         self.kv.k.fill_(torch.nan)
         self.states = StatePool(model.dims, 2, 1, config.max_verify, placement)
@@ -105,39 +112,46 @@ class Bench:
         return self.kv.read_rows(TABLE, 0, self.length)
 
 
-def test_a_card_computes_what_the_twin_defines(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_a_card_computes_what_the_twin_defines(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     for placement in (CPU, CARD):
-        bench = Bench(placement, monkeypatch, PROMPT)
+        bench = Bench(placement, monkeypatch, PROMPT, kind)
         seen.append([bench.primed, bench.rows(), bench.draft(), bench.decode([(1, 1), (3, 2)])])
     for expected, got in zip(*seen, strict=True):
         assert (got - expected).norm() < 1e-5 * expected.norm()
 
 
-def test_contexts_beyond_the_indexers_keys_are_refused_on_a_card(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("kind", "length"), [("latent", 9), ("sparse", 27)])
+def test_c1_columns_and_rejected_drafts_change_no_bit(
+    kind: str, length: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Up to index_topk keys sparse attention is plain attention, which is all that a card computes; beyond, the refusal
-    names the field."""
-    config = latent_hf_config(GLM_DSA, **SMALL | {"index_topk": 64, "indexer_types": ["full", "shared"]})
-    folder = write_random_latent(tmp_path, config, with_mtp=False)
-    assert load_model(folder).dims.max_positions == 4096
-    monkeypatch.setattr(dispatch, "INTERPRETED", True)
-    loaded = load_model(folder, placement=CARD)
-    assert (loaded.dims.max_positions, loaded.dims.row_size) == (64, 24 + 8)
-    sizes = EngineConfig(
-        num_blocks=4, num_slots=2, num_snapshots=0, max_verify=1, max_batch=1, prefill_chunk=128
-    )
-    kv, states = KVPool(loaded.dims, 4, CARD), StatePool(loaded.dims, 2, 0, 1, CARD)
-    runner = ModelRunner(loaded.model, kv, states, sizes)
-    nothing = torch.zeros(loaded.dims.hidden)
-    chunk = PrefillChunk(slot=1, start=0, tokens=PROMPT[:65], block_table=TABLE, previous_hidden=nothing)
-    with pytest.raises(EngineFault, match="64 rows that index_topk allows"):
-        runner.prefill([chunk])
-
-
-def test_c1_columns_and_rejected_drafts_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = Bench(CARD, monkeypatch, PROMPT[:9])
-    other = Bench(CARD, monkeypatch, PROMPT[:9])
+    one = Bench(CARD, monkeypatch, PROMPT[:length], kind)
+    other = Bench(CARD, monkeypatch, PROMPT[:length], kind)
     assert torch.equal(one.decode([(1, 1)] * 3), other.decode([(3, 2), (1, 1)]))
     assert torch.equal(one.rows()[:, :2], other.rows()[:, :2])
+
+
+def test_a_sparse_card_attends_to_what_its_index_chose(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same weights that see every row answer otherwise: the marks are read."""
+    sparse = Bench(CARD, monkeypatch, PROMPT[:30], "sparse")
+    monkeypatch.setattr(card_chosen, "narrowed", lambda query, weights, keys, plan, most: plan)
+    assert not torch.equal(sparse.primed, Bench(CARD, monkeypatch, PROMPT[:30], "sparse").primed)
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"kv_lora_rank": 1056}, "latents of 1056 elements"),
+        ({"kv_lora_rank": 22}, "do not begin on 16 bytes"),
+    ],
+)
+def test_rows_that_no_card_can_read_are_refused_at_load(
+    fields: dict[str, int], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = latent_hf_config(**SMALL | fields)
+    folder = write_random_latent(tmp_path, config, with_mtp=False)
+    load_model(folder)
+    monkeypatch.setattr(dispatch, "INTERPRETED", True)
+    with pytest.raises(EngineFault, match=told):
+        load_model(folder, placement=CARD)
