@@ -16,6 +16,7 @@ from rich.table import Table
 
 from services.bench import (
     card,
+    card_block,
     card_decode,
     card_engine,
     card_peers,
@@ -67,7 +68,8 @@ def decode(
         if spec:
             card_peers.release()
             record.add("draft_vocab", draft_vocab)
-            rounds = card_spec.run_card_spec(loaded, batches, row=record.rows("speculation"))
+            drafter = card_block.drawn_drafter(loaded)
+            rounds = card_spec.run_card_spec(loaded, batches, drafter=drafter, row=record.rows("speculation"))
             record.hold(card_spec.bars(rounds))
         if peers:
             del loaded

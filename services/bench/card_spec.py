@@ -22,6 +22,8 @@ from services.gpu_worker.engine.flights import By, Round
 from services.gpu_worker.engine.graphs import GraphCache, Size
 from services.gpu_worker.engine.inputs import RoundInputs
 from services.gpu_worker.engine.layers.steps import Span
+from services.gpu_worker.engine.models.block import BlockDrafter
+from services.gpu_worker.engine.models.block_context import BlockContext
 from services.gpu_worker.engine.models.hybrid import HybridModel
 from services.gpu_worker.engine.models.loader import LoadedModel
 from shared.clock import SYSTEM
@@ -47,6 +49,8 @@ class Speculator:
     loaded: LoadedModel
     batch: int
     columns: int = DRAFTS + 1
+    drafter: BlockDrafter | None = None
+    """Who drafts; null = the head."""
     rounds: DeviceRounds = field(init=False)
 
     def __post_init__(self) -> None:
@@ -62,9 +66,15 @@ class Speculator:
         kv, self._states = pools(self.loaded, config)
         inputs = RoundInputs(self.batch, self.columns, blocks_for(context), kv.k.device, self._states.scratch)
         assert isinstance(self.loaded.model, HybridModel)
-        self.rounds = DeviceRounds(self.loaded.model, kv, self._states, inputs, truncate=False)
+        block = None
+        if self.drafter is not None:
+            block = BlockContext(self.drafter, self.loaded.model, num_slots=self.batch, num_snapshots=0)
+            block.ring.k.normal_()
+            block.ring.v.normal_()
+        self.rounds = DeviceRounds(self.loaded.model, kv, self._states, inputs, block=block, truncate=False)
         self._tables = tables(self.batch, blocks_for(context))
-        self._told = torch.zeros(2, self.batch, 2 * self.columns, dtype=torch.int32, pin_memory=True)
+        width = 2 * self.columns + (self.drafter is not None)
+        self._told = torch.zeros(2, self.batch, width, dtype=torch.int32, pin_memory=True)
         self._done = [torch.cuda.Event(), torch.cuda.Event()]  # type: ignore[no-untyped-call]
         pattern = [[min(accepted, self.columns - 1)] * self.batch for accepted in PATTERN]
         self._pattern = torch.tensor(pattern, dtype=torch.int32, device="cuda")
@@ -78,6 +88,8 @@ class Speculator:
         assert self.rounds.forced is not None
         torch.index_select(self._pattern, 0, self._turn, out=self.rounds.forced.view(1, -1))
         self._turn.add_(1).remainder_(len(PATTERN))
+        if self.drafter is not None:
+            return self.rounds.launch(Round(*size, block=True))
         return self.rounds.launch(Round(*size, head=size[1] - 1))
 
     def begin(self, size: Size) -> None:
@@ -93,7 +105,9 @@ class Speculator:
         self.rounds.state.tail_hidden.normal_()
         self.rounds.state.left[:sequences] = 1 << 20
         self.rounds.state.wide[:sequences] = columns
-        self.rounds.told.by[:sequences] = By.HEAD
+        self.rounds.told.by[:sequences] = By.HEAD if self.drafter is None else By.BLOCK
+        self.rounds.told.unread[:sequences] = 1
+        self.rounds.tail_taps.normal_()
 
     def run(self, size: Size, count: int, *, overlapped: bool) -> tuple[float, list[float]]:
         """Seconds a round, and for each round the seconds of the host's own work: the launch, and what is read of it.
@@ -122,12 +136,15 @@ class Speculator:
         started = SYSTEM.monotonic_ns()
         streams: list[list[int]] = []
         for row in self._told[number % 2, : size[0]].tolist():
-            streams.append(row[: row[-1]])
+            streams.append(row[: row[2 * size[1] - 1]])
         return (SYSTEM.monotonic_ns() - started) / 1e9
 
 
-def run_card_spec(loaded: LoadedModel, batches: Sequence[int], *, row: Row = ignored) -> dict[str, Any]:
-    """By batch: a plain round and a round of K drafts, both run whole on the card, and tokens a second of both."""
+def run_card_spec(
+    loaded: LoadedModel, batches: Sequence[int], *, drafter: BlockDrafter | None = None, row: Row = ignored
+) -> dict[str, Any]:
+    """By batch: a plain round and a round of K drafts, both run whole on the card, and tokens a second of both; of a block
+    `drafter` as well, whose rounds bring as many tokens by the same decree."""
     results: dict[str, Any] = {}
     for batch in batches:
         plain = _measured(loaded, (batch, 1))
@@ -143,12 +160,20 @@ def run_card_spec(loaded: LoadedModel, batches: Sequence[int], *, row: Row = ign
             "mtp_tokens_per_s_synthetic": round(batch * tokens / round_["in_burst_ms"] * 1e3, 1),
             "boundary_over_round": round(round_["boundary_ms"] / round_["in_burst_ms"], 4),
         }
+        if drafter is not None:
+            size = batch, 1 + drafter.dims.drafts
+            block = _measured(loaded, size, drafter)
+            results[f"batch {batch}"] |= {
+                "block": block,
+                "block_over_plain": round(block["in_burst_ms"] / plain["in_burst_ms"], 3),
+                "block_tokens_per_s_synthetic": round(batch * tokens / block["in_burst_ms"] * 1e3, 1),
+            }
         row(f"batch {batch}", results[f"batch {batch}"])
     return results
 
 
-def _measured(loaded: LoadedModel, size: Size) -> dict[str, float]:
-    speculator = Speculator(loaded, size[0], size[1])
+def _measured(loaded: LoadedModel, size: Size, drafter: BlockDrafter | None = None) -> dict[str, float]:
+    speculator = Speculator(loaded, size[0], size[1], drafter)
     speculator.begin(size)
     speculator.run(size, 5, overlapped=True)
     inside, overlapped = speculator.run(size, ROUNDS // 2, overlapped=True)
