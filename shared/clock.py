@@ -8,7 +8,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Wall time for records, monotonic time for durations."""
+    """Wall time for records, monotonic time for durations, processor time for what work costs."""
 
     def now(self) -> datetime:
         """Aware UTC wall time."""
@@ -18,6 +18,9 @@ class Clock(Protocol):
 
     def monotonic_ns(self) -> int:
         """Nanoseconds that never go back, for durations and deadlines inside a process."""
+
+    def thread_ns(self) -> int:
+        """Nanoseconds of a processor that the calling thread had: what others take of the machine is not in them."""
 
 
 class SystemClock:
@@ -31,6 +34,9 @@ class SystemClock:
 
     def monotonic_ns(self) -> int:
         return time.monotonic_ns()
+
+    def thread_ns(self) -> int:
+        return time.thread_time_ns()
 
 
 class ManualClock:
@@ -47,6 +53,9 @@ class ManualClock:
         return self._wall
 
     def monotonic_ns(self) -> int:
+        return self._monotonic
+
+    def thread_ns(self) -> int:
         return self._monotonic
 
     def advance(self, seconds: float) -> None:

@@ -11,12 +11,13 @@ from services.bench.held_out import Prompt
 from services.bench.load import BURST_ROUNDS, CONTEXT, cpu_seconds
 from services.gpu_worker.engine.config import BLOCK_ROWS, EngineConfig
 from services.gpu_worker.engine.events import Burst, FinishReason
-from services.gpu_worker.engine.gain import Pace, measured
+from services.gpu_worker.engine.gain import Pace
 from services.gpu_worker.engine.models.loader import LoadedModel
 from services.gpu_worker.engine.requests import GenerateRequest, SamplingParams
+from services.gpu_worker.engine.trials import measured
 from services.prove.axes import POLICIES, Drafting
 from services.prove.driver import WHOLE, Driver, WatchedEngine
-from shared.clock import SystemClock
+from shared.clock import SYSTEM
 from shared.errors import EngineFault
 from shared.protocol.chain import chain
 
@@ -30,13 +31,6 @@ class Told:
 
     tokens: tuple[int, ...]
     counts: Counts
-
-
-class _Processor(SystemClock):
-    """Durations are of this process's work: what others take of the machine is not in them."""
-
-    def monotonic_ns(self) -> int:
-        return int(cpu_seconds() * 1e9)
 
 
 class Streams:
@@ -65,7 +59,7 @@ class Streams:
             if block is not None:
                 block.reset(slot)
 
-        (pace,) = measured(engine.runner, batches=[1], columns=COLUMNS, reset=reset, clock=_Processor())
+        (pace,) = measured(engine.runner, batches=[1], columns=COLUMNS, reset=reset, timer=SYSTEM.thread_ns)
         return pace
 
     def tell(self, prompt: Prompt, name: str, drafting: Drafting) -> Told:

@@ -6,6 +6,7 @@ face     engine                 submit, step, cancel, publish, evict      cancel
          ground, memory         what it stands on, how a card's memory is divided
 who      line, waiting          who waits, who goes in, who comes back    opening    a request becomes a stream
          scheduler              pure: admissions, shares, spec gate       gain, choice   what drafters are seen to bring
+         trials                 launches timed at the start
          streams                one running request                       executor   carries a plan out
          preemption, aside      who gives way, and how                    wants      what should be free
          seats                  whose turn it is among several parties
@@ -14,7 +15,7 @@ kept     affinity               finished sessions that wait for a turn    keeper
          sequence               rows, blocks and slot of one sequence
 rows     runner, batch          what is launched, and of what             sampling   one row of logits, one token
          placement              where a model lives, in which types       card_logits  rows that stay on the device
-         rounds, whole, flights, device_rounds, inputs, graphs   decode launches that a graph replays
+         rounds, whole, flights, device_rounds, device_drafts, inputs, graphs   decode launches that a graph replays
 proof    fingerprint, probe     whose bits are the same                   faults, faulty   what may go wrong on purpose
 
 Folders: sessions, drafters, models, layers, cache.

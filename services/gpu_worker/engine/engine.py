@@ -23,7 +23,6 @@ from services.gpu_worker.engine.events import Event, FinishReason
 from services.gpu_worker.engine.executor import Executor
 from services.gpu_worker.engine.faults import Faults, StreamKey
 from services.gpu_worker.engine.faulty import FaultyRunner
-from services.gpu_worker.engine.gain import gain_for
 from services.gpu_worker.engine.ground import lay_out
 from services.gpu_worker.engine.intake import check_request
 from services.gpu_worker.engine.keeper import Keeper
@@ -38,6 +37,7 @@ from services.gpu_worker.engine.sessions.factory import SessionFactory
 from services.gpu_worker.engine.sessions.outcome import Ending
 from services.gpu_worker.engine.stats import EngineStats, Evicted, Pressure
 from services.gpu_worker.engine.streams import Stream
+from services.gpu_worker.engine.trials import gain_for
 from services.gpu_worker.engine.wants import Wants
 from shared.clock import SYSTEM, Clock
 

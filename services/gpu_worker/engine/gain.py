@@ -2,39 +2,22 @@
 
     gain = tokens a verify x t_plain / (drafts x t_draft + t_verify)
 
-Times are of launches of one width, measured once when the engine starts, for a few batches. Tokens and drafts a verify are
+Times are of launches of one width, measured once when the engine starts, for a few batches (`trials`). Tokens and drafts a verify are
 running averages over the streams of each drafter. Above the spec gate's bounds this decides (`scheduler.speculation`), and
 which drafter a stream gets that leaves it to the worker (`choice`); which tokens a stream has never depends on it.
 """
 
 from __future__ import annotations
 
-import logging
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-import torch
-from torch import Tensor
-
-from services.gpu_worker.engine.batch import BlockAsk, DraftRows, VerifyRows
-from services.gpu_worker.engine.config import EngineConfig
 from services.gpu_worker.engine.drafters.gate import PRIOR
 from services.gpu_worker.engine.drafters.medley import Cost
 from services.gpu_worker.engine.events import Burst, Event, Share
-from services.gpu_worker.engine.faults import OutOfMemory
-from services.gpu_worker.engine.limits import SpecGate
 from services.gpu_worker.engine.requests import DrafterKind
-from services.gpu_worker.engine.runner import ModelRunner
-from shared.clock import Clock
 
-log = logging.getLogger(__name__)
-
-BATCHES: Final = (1, 4, 16, 64)
-"""Streams together for which launches are timed, as far as the engine can have so many."""
-REPEATS: Final = 6
-"""Launches of a kind, after a first one, of which the fastest counts: other work on a machine only ever adds."""
 MEMORY_ROUNDS: Final = 64.0
 """Rounds after which the averages have forgotten two thirds of what was before."""
 ASSUMED_ROUNDS: Final = 8
@@ -45,10 +28,6 @@ FIRST: Final[Mapping[DrafterKind, tuple[float, float]]] = {
     "ngram": (3.0, 1.4),
 }
 """(drafts, tokens) a verify, of a drafter that nobody has had yet."""
-TOKEN: Final = 3
-"""Any id: what is computed does not matter."""
-MOST_COLUMNS: Final = 8
-"""Of a verify that is timed: with its repeats all rows lie in one block."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,99 +106,3 @@ class Gain:
             return None
         kinds: tuple[DrafterKind, ...] = tuple(self._seen) or ("mtp",)
         return max(self.of(kind, load) or 0.0 for kind in kinds)
-
-
-def gain_for(
-    gate: SpecGate | None,
-    runner: ModelRunner,
-    config: EngineConfig,
-    reset: Callable[[int], None],
-    clock: Clock,
-) -> Gain:
-    """With launches timed if the gate asks for the gain and drafts are possible. See `measured`."""
-    if gate is None or gate.least_gain is None or config.max_verify < 2:
-        return Gain()
-    most = min(config.max_batch, config.num_slots, config.num_blocks)
-    batches = {min(batch, most) for batch in BATCHES}
-    return Gain(measured(runner, batches=batches, columns=config.max_verify, reset=reset, clock=clock))
-
-
-def measured(
-    runner: ModelRunner,
-    *,
-    batches: Iterable[int],
-    columns: int,
-    reset: Callable[[int], None],
-    clock: Clock,
-) -> list[Pace]:
-    """Time launches on slots and blocks that nobody has yet: as many of both as the largest batch, the slots empty.
-    `columns` = of the widest verify; `reset` empties a slot again. Batches that do not fit into memory are left out.
-    """
-    paces: list[Pace] = []
-    for batch in sorted(set(batches)):
-        try:
-            paces.append(_Trial(runner, batch).pace(min(columns, MOST_COLUMNS), clock))
-        except OutOfMemory:
-            log.info("speculation is not timed for %d streams: that does not fit into memory", batch)
-            break
-        finally:
-            for slot in range(batch):
-                reset(slot)
-    return paces
-
-
-class _Trial:
-    """`batch` sequences of a block each, whose rows are all accepted, so that a verify folds as many as it brings."""
-
-    def __init__(self, runner: ModelRunner, batch: int) -> None:
-        self._runner = runner
-        self._slots = range(batch)
-        self._rows = 0
-        self._hiddens: list[Tensor] = []
-
-    def pace(self, columns: int, clock: Clock) -> Pace:
-        """Time the three kinds by turns, so that a machine that is slow for a while is slow for all of them."""
-        kinds: list[Callable[[], None]] = [lambda: self._verify(1), lambda: self._verify(columns)]
-        has_mtp, has_block = self._runner.dims.has_mtp, self._runner.block is not None
-        kinds += [self._draft] if has_mtp else []
-        kinds += [self._block] if has_block else []
-        best = [math.inf] * len(kinds)
-        for repeat in range(REPEATS + 1):
-            for number, launch in enumerate(kinds):
-                began = clock.monotonic_ns()
-                launch()
-                took = max(clock.monotonic_ns() - began, 1) / 1e9
-                best[number] = min(best[number], took) if repeat else math.inf
-        plain, full, *rest = best
-        return Pace(
-            batch=len(self._slots),
-            plain=plain,
-            columns=columns,
-            full=full,
-            draft=rest[0] if has_mtp else 0.0,
-            block=rest[-1] if has_block else 0.0,
-        )
-
-    def _verify(self, width: int) -> None:
-        ids = (TOKEN,) * width
-        tap = self._runner.block is not None
-        rows = [
-            VerifyRows(slot=i, start=self._rows, tokens=ids, block_table=(i,), tap=tap) for i in self._slots
-        ]
-        self._hiddens = self._runner.verify(rows)
-        self._runner.logits(torch.cat(self._hiddens)).cpu()
-        for slot in self._slots:
-            self._runner.accept(slot, width)
-        self._rows += width
-
-    def _block(self) -> None:
-        """The rows of the last verifies are taken in as well, as in a round."""
-        asks = [BlockAsk(slot=i, start=self._rows, anchor=TOKEN, k=MOST_COLUMNS - 1) for i in self._slots]
-        self._runner.propose(asks)
-
-    def _draft(self) -> None:
-        rows = [
-            DraftRows(start=0, tokens=[TOKEN], hiddens=hidden[:1], block_table=(slot,))
-            for slot, hidden in zip(self._slots, self._hiddens, strict=True)
-        ]
-        self._runner.logits(torch.cat(self._runner.draft(rows))).cpu()

@@ -18,10 +18,11 @@ from services.gpu_worker.engine.events import (
     Share,
 )
 from services.gpu_worker.engine.faults import Faults, StreamKey
-from services.gpu_worker.engine.gain import FIRST, Gain, Pace, measured
+from services.gpu_worker.engine.gain import FIRST, Gain, Pace
 from services.gpu_worker.engine.limits import EngineLimits
 from services.gpu_worker.engine.requests import DrafterKind
 from services.gpu_worker.engine.sessions.auto import AutoSpecSession
+from services.gpu_worker.engine.trials import measured
 from shared.clock import SYSTEM
 from tests.block_kit import block_model
 from tests.engine_kit import GREEDY, WARM, Driver, baseline, build, cold, prompt, request, run_one, tiny_model
@@ -224,7 +225,7 @@ def test_launches_of_a_block_are_timed_with_the_others() -> None:
 
     engine = engine_of(EngineLimits())
     reset = engine._slot_memory.reset
-    (pace,) = measured(engine.runner, batches=[2], columns=8, reset=reset, clock=SYSTEM)
+    (pace,) = measured(engine.runner, batches=[2], columns=8, reset=reset, timer=SYSTEM.thread_ns)
     assert pace.block > 0
     assert pace.draft > 0
     engine.check()

@@ -14,10 +14,11 @@ from services.gpu_worker.engine.config import EngineConfig
 from services.gpu_worker.engine.engine import Engine
 from services.gpu_worker.engine.events import Burst, DrafterOff, Share
 from services.gpu_worker.engine.faults import OutOfMemory
-from services.gpu_worker.engine.gain import BATCHES, Gain, Pace, gain_for
+from services.gpu_worker.engine.gain import Gain, Pace
 from services.gpu_worker.engine.limits import EngineLimits, SpecGate
 from services.gpu_worker.engine.runner import ModelRunner
-from shared.clock import ManualClock
+from services.gpu_worker.engine.trials import BATCHES, gain_for
+from shared.clock import SYSTEM, ManualClock
 from tests.engine_kit import build, prompt, request, tiny_model
 
 FAST = Pace(batch=4, plain=0.010, columns=8, full=0.013, draft=0.002)
@@ -111,6 +112,30 @@ def test_a_batch_that_does_not_fit_is_left_out(monkeypatch: pytest.MonkeyPatch) 
     gain = gain_for(GATE, engine.runner, config, engine._slot_memory.reset, ManualClock())
     assert [pace.batch for pace in gain._paces] == [1, 4]
     assert [engine.states.settled(slot) for slot in range(5)] == [0] * 5
+
+
+class Busy(ManualClock):
+    """A machine on which other work takes a second of every launch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.launches = 0
+
+    def monotonic_ns(self) -> int:
+        raise AssertionError("wall time tells what others took")
+
+    def thread_ns(self) -> int:
+        self.launches += 1
+        return SYSTEM.thread_ns()
+
+
+def test_on_a_cpu_launches_are_timed_in_the_threads_own_time() -> None:
+    engine = build(num_slots=1, max_batch=1)
+    config = EngineConfig(num_blocks=64, num_slots=1, num_snapshots=0, max_batch=1)
+    clock = Busy()
+    gain = gain_for(GATE, engine.runner, config, engine._slot_memory.reset, clock)
+    assert gain.at(1) is not None
+    assert clock.launches > 0
 
 
 def streams(engine: Engine, k: int) -> tuple[list[list[int]], int]:
