@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Final
 
-from services.gpu_worker.engine.config import BLOCK_ROWS, EngineConfig
 from services.gpu_worker.engine.limits import EngineLimits
 from services.gpu_worker.engine.models.loader import LoadedModel
 from services.gpu_worker.engine.requests import GenerateRequest
@@ -22,6 +21,7 @@ from services.prove.driver import Driver, Record, WatchedEngine
 from services.prove.models import EVERY, HAS, with_block
 from services.prove.prompts import prompt
 from services.prove.rules import RULES, TOP
+from services.prove.small import ALONE, drafting, pools
 from services.prove.trial import Trial
 from shared.protocol.chain import chain
 
@@ -34,8 +34,6 @@ CAST: Final = (
     ("unicode", "sampled, truncated", 66),
 )
 """(prompt, rule, how much of the prompt is asked)."""
-
-ALONE: Final = EngineLimits(burst_rounds=1, busy_burst_rounds=1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -134,19 +132,5 @@ def _engine(
     loaded: LoadedModel, together: int, pace: Pace, limits: EngineLimits | None = None
 ) -> WatchedEngine:
     rows = max(length for *_, length in CAST) + SAID
-    config = EngineConfig(
-        num_blocks=3 * together * -(-rows // BLOCK_ROWS),
-        num_slots=together,
-        num_snapshots=2 * len(CAST),
-        max_batch=together,
-        prefill_chunk=pace.chunk,
-        max_context=-(-rows // BLOCK_ROWS) * BLOCK_ROWS,
-    )
-    drafting = EngineLimits(
-        burst_rounds=pace.rounds,
-        busy_burst_rounds=pace.rounds,
-        draft_cost=0.0,
-        ngram_cost=0.0,
-        floor=0.0,
-    )
-    return WatchedEngine(config, loaded, limits=limits or drafting)
+    config = pools(streams=together, rows=rows, chunk=pace.chunk, snapshots=2 * len(CAST))
+    return WatchedEngine(config, loaded, limits=limits or drafting(pace.rounds))

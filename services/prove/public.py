@@ -14,8 +14,7 @@ from typing import Final
 
 from tokenizers import Tokenizer
 
-from services.gpu_worker.engine.config import BLOCK_ROWS, EngineConfig
-from services.gpu_worker.engine.limits import EngineLimits
+from services.gpu_worker.engine.config import BLOCK_ROWS
 from services.gpu_worker.engine.models.loader import LoadedModel, load_model
 from services.gpu_worker.engine.placement import place
 from services.gpu_worker.engine.requests import GenerateRequest
@@ -26,6 +25,7 @@ from services.prove.compare import Verdict, judge_trial
 from services.prove.driver import Driver, Record, WatchedEngine
 from services.prove.models import DEVICE, DTYPE
 from services.prove.rules import RULES, TOP
+from services.prove.small import drafting, pools
 from services.prove.trial import Trial
 from shared.protocol.chain import chain
 
@@ -142,16 +142,6 @@ def _request(
 def _engine(
     loaded: LoadedModel, prompts: list[tuple[int, ...]], together: int, chunk: int, rounds: int
 ) -> WatchedEngine:
-    blocks = -(-(max(map(len, prompts)) + SAID) // BLOCK_ROWS)
-    config = EngineConfig(
-        num_blocks=3 * together * blocks,
-        num_slots=together,
-        num_snapshots=2 * len(CAST),
-        max_batch=together,
-        prefill_chunk=chunk,
-        max_context=blocks * BLOCK_ROWS,
-    )
-    limits = EngineLimits(
-        burst_rounds=rounds, busy_burst_rounds=rounds, draft_cost=0.0, ngram_cost=0.0, floor=0.0
-    )
-    return WatchedEngine(config, loaded, limits=limits)
+    rows = max(map(len, prompts)) + SAID
+    config = pools(streams=together, rows=rows, chunk=chunk, snapshots=2 * len(CAST))
+    return WatchedEngine(config, loaded, limits=drafting(rounds))

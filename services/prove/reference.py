@@ -10,13 +10,13 @@ from dataclasses import replace
 from typing import Final
 
 from services.gpu_worker.engine.config import BLOCK_ROWS, EngineConfig
-from services.gpu_worker.engine.limits import EngineLimits
 from services.gpu_worker.engine.requests import GenerateRequest
 from services.prove.axes import BUDGETS, Cell
 from services.prove.driver import Driver, Record, WatchedEngine
 from services.prove.models import MODELS
 from services.prove.prompts import prompt
 from services.prove.rules import RULES, TOP
+from services.prove.small import ALONE
 from shared.protocol.chain import chain
 
 ROOT: Final = bytes(32)
@@ -88,9 +88,7 @@ def _alone(cell: Cell, request: GenerateRequest) -> Record:
         prefill_chunk=BLOCK_ROWS,
         max_context=rows,
     )
-    engine = WatchedEngine(
-        config, MODELS[cell.model](), limits=EngineLimits(burst_rounds=1, busy_burst_rounds=1)
-    )
+    engine = WatchedEngine(config, MODELS[cell.model](), limits=ALONE)
     driver = Driver(engine)
     driver.run([request])
     return driver.records[request.key]

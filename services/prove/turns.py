@@ -13,8 +13,6 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Final
 
-from services.gpu_worker.engine.config import EngineConfig
-from services.gpu_worker.engine.limits import EngineLimits
 from services.gpu_worker.engine.requests import GenerateRequest
 from services.prove.axes import DRAFTERS
 from services.prove.compare import Verdict, judge_trial
@@ -23,6 +21,7 @@ from services.prove.models import MODELS
 from services.prove.prompts import prompt
 from services.prove.rules import RULES, TOP
 from services.prove.script import Script
+from services.prove.small import drafting, pools
 from services.prove.trial import Trial
 from shared.errors import EngineFault
 from shared.protocol.chain import chain
@@ -194,22 +193,6 @@ def _others(turn: int, manner: Manner) -> Iterator[GenerateRequest]:
 
 
 def _engine(model: str, manner: Manner, script: Script) -> TurnsEngine:
-    config = EngineConfig(
-        num_blocks=64,
-        num_slots=COMPANY + 1,
-        num_snapshots=64,
-        max_batch=COMPANY + 1,
-        prefill_chunk=manner.chunk,
-        max_context=512,
-        host_tier_bytes=2**24,
-    )
-    limits = EngineLimits(
-        burst_rounds=manner.rounds,
-        busy_burst_rounds=manner.rounds,
-        draft_cost=0.0,
-        ngram_cost=0.0,
-        floor=0.0,
-        decode_ckpt_blocks=manner.checkpoints,
-        max_decoded=16,
-    )
+    config = pools(streams=COMPANY + 1, rows=512, chunk=manner.chunk, snapshots=64, host_bytes=2**24)
+    limits = drafting(manner.rounds, decode_ckpt_blocks=manner.checkpoints, max_decoded=16)
     return TurnsEngine(config, MODELS[model](), limits=limits, faults=script)
