@@ -19,6 +19,9 @@ from services.gateway.spelling import Spelling, spelling
 _UNREACHABLE: Final = "\ue0f2"
 """What a control token is called in the vocabulary that encodes plain text, with its id behind it."""
 
+_PANIC: Final = "PanicException"
+"""The class of a panic in the library. It cannot be imported."""
+
 
 class ModelFolderError(ValueError):
     """A model folder cannot be served; the message says which file and why."""
@@ -42,13 +45,9 @@ class Vocabulary:
         """What the folder's tokenizer puts before a raw text (<s>, <|begin_of_text|>); a chat template writes its own."""
         plain = {**spec, "added_tokens": words, "truncation": None, "padding": None}
         plain["model"] = _without(spec["model"], self.control.ids)
-        self._plain = Tokenizer.from_str(json.dumps(plain))
+        self._plain = _tokenizer(plain)
         inner = _never_first(spec.get("pre_tokenizer"))
-        self._inner = (
-            self._plain
-            if inner is None
-            else Tokenizer.from_str(json.dumps({**plain, "pre_tokenizer": inner}))
-        )
+        self._inner = self._plain if inner is None else _tokenizer({**plain, "pre_tokenizer": inner})
         texts = [
             (text, token) for text, token in base.items() if token < size and token not in self.control_text
         ]
@@ -70,7 +69,9 @@ class Vocabulary:
         try:
             spec = json.loads(file.read_text(encoding="utf-8"))
             return cls(spec, size=size)
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (KeyError, TypeError, AttributeError, IndexError) as error:
+            raise ModelFolderError(f"{file}: not laid out as a tokenizer.json: {error!r}"[:500]) from error
+        except (OSError, ValueError) as error:
             raise ModelFolderError(f"{file}: {error}") from error
 
     def encode(self, segments: Sequence[Segment], *, begins: bool = True) -> list[int]:
@@ -93,6 +94,22 @@ class Vocabulary:
         """The same for the first token of a whole text."""
         found = self._first.get(token)
         return self.token_bytes(token) if found is None else found
+
+
+def _tokenizer(spec: Mapping[str, Any]) -> Tokenizer:
+    """The library's tokenizer. Raises ValueError.
+
+    The library raises bare exceptions, and panics where it did not foresee a fault: a panic derives from BaseException, so
+    that no other handler here would tell which file it was.
+    """
+    try:
+        return Tokenizer.from_str(json.dumps(spec))
+    except Exception as error:
+        raise ValueError(f"the tokenizers library refuses it: {error}"[:500]) from error
+    except BaseException as error:
+        if type(error).__name__ != _PANIC:
+            raise
+        raise ValueError(f"the tokenizers library fails on it: {error}"[:500]) from error
 
 
 def _check(added: Iterable[Mapping[str, Any]]) -> None:

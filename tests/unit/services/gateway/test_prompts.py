@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextvars
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -69,6 +72,54 @@ def test_folders_that_cannot_be_served_are_refused_by_file(
     (folder / file).write_text(json.dumps(json.loads((folder / file).read_text()) | change))
     with pytest.raises(ModelFolderError, match=message):
         load_model("m", folder)
+
+
+def broken_tokenizer(folder: Path, change: dict[str, object]) -> None:
+    file = folder / "tokenizer.json"
+    spec = json.loads(file.read_text())
+    spec["model"] |= change
+    file.write_text(json.dumps(spec))
+
+
+PANICS = {"continuing_subword_prefix": "#" * 40}
+"""Longer than a merge's second half: the library cuts it out of range."""
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (PANICS, "the tokenizers library fails on it: range end"),
+        ({"merges": [["a", "such"]]}, "the tokenizers library refuses it: Token `such` out of vocabulary"),
+        ({"vocab": None}, "not laid out as a tokenizer.json"),
+    ],
+)
+def test_a_tokenizer_that_the_library_refuses_or_panics_on_is_told_by_its_file(
+    tmp_path: Path, change: dict[str, object], message: str
+) -> None:
+    folder = copy_of_pocket(tmp_path)
+    broken_tokenizer(folder, change)
+    with pytest.raises(ModelFolderError, match=rf"tokenizer\.json: {message}"):
+        load_model("m", folder)
+
+
+def test_a_gateway_ends_with_a_line_and_a_status_when_the_library_panics(tmp_path: Path) -> None:
+    folder = copy_of_pocket(tmp_path)
+    broken_tokenizer(folder, PANICS)
+    told = subprocess.run(
+        [sys.executable, "-m", "services.gateway"],
+        env={
+            **os.environ,
+            "BURSTLINE_GATEWAY_MODELS": f"m={folder}",
+            "BURSTLINE_DATA_DIR": str(tmp_path / "data"),
+        },
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert told.returncode == 1
+    assert "the gateway cannot run: " in told.stderr.splitlines()[-1]
+    assert str(folder / "tokenizer.json") in told.stderr.splitlines()[-1]
 
 
 def test_a_folder_without_a_template_serves_completions_only(tmp_path: Path) -> None:
