@@ -1,8 +1,8 @@
 """Sparse attention's choice of keys on a card: the scores of `chosen`, then for each row the marks of the keys that it sees.
 
 A score is a product of fixed tiles, its heads added in order; a row is scored and marked alone. The `most`-th largest score
-is found bit by bit, in the order of the numbers as integers, so the choice is exact whatever the lengths: as many of the
-equal ones as are missing are taken from the smallest key on. No launch waits for the host, and lengths pick no binary.
+is found by counting, eight bits a pass, in the order of the numbers as integers, so the choice is exact whatever the lengths:
+as many of the equal ones as are missing are taken from the smallest key on. No launch waits for the host, and lengths pick no binary.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kernels.tiles import ROWS
 
 _TILE: Final = 16
 """Columns of a program that scores."""
-_STEP: Final = 1024
+_STEP: Final = 2048
 """Keys that a program that marks looks at together."""
 _SLAB: Final = 512
 """Columns whose scores lie in memory at once: a prompt chunk over many keys would need more than its marks."""
@@ -113,23 +113,24 @@ def _marks_kernel(
     source = scores + (sequence.to(tl.int64) * slab + within) * most_keys
     to = seen + (sequence.to(tl.int64) * columns + column) * most_keys
     k = tl.arange(0, STEP)
-    # The largest number that at least `most` of the row's scores reach; 0 if there are not so many keys.
+    # The largest number that at least `most` of the row's scores reach, eight bits a pass; 0 if there are fewer keys.
     least = tl.zeros([], tl.uint32)
-    bit = tl.full([], 0x80000000, tl.uint32)
+    left = most
     if keys > most:
-        for _ in range(32):
-            tried = least | bit
-            reach = tl.zeros([], tl.int32)
+        digits = tl.arange(0, 256)
+        for level in tl.static_range(4):
+            shift: tl.constexpr = 24 - 8 * level
+            count = tl.zeros([256], tl.int32)
             for at in range(0, keys, STEP):
                 found = _ordered(tl.load(source + at + k, mask=at + k < keys, other=0.0))
-                reach += tl.sum(((found >= tried) & (at + k < keys)).to(tl.int32))
-            least = tl.where(reach >= most, tried, least)
-            bit = bit >> 1
-    above = tl.zeros([], tl.int32)
-    for at in range(0, keys, STEP):
-        found = _ordered(tl.load(source + at + k, mask=at + k < keys, other=0.0))
-        above += tl.sum(((found > least) & (at + k < keys)).to(tl.int32))
-    left = most - above
+                open_ = at + k < keys
+                if level > 0:
+                    open_ = open_ & ((found ^ least) >> (shift + 8) == 0)
+                count += tl.histogram(((found >> shift) & 255).to(tl.int32), 256, mask=open_)
+            reach = tl.sum(count) - tl.cumsum(count, 0) + count
+            digit = tl.max(tl.where(reach >= left, digits, 0))
+            left -= tl.sum(tl.where(digits > digit, count, 0))
+            least = least | (digit.to(tl.uint32) << shift)
     for at in range(0, keys, STEP):
         found = _ordered(tl.load(source + at + k, mask=at + k < keys, other=0.0))
         same = ((found == least) & (at + k < keys)).to(tl.int32)
@@ -203,6 +204,6 @@ def _launch(
         most_keys,
         most,
         STEP=_STEP,
-        num_warps=4,
+        num_warps=8,
         **PDL,
     )
