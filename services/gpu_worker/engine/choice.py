@@ -57,7 +57,9 @@ class Choice:
         expected = {kind: self._of(kind, load) for kind in self._kinds if kind in fitting}
         if not expected:
             return Chosen("none", ChoiceReason.NO_GAIN)
-        best = max(expected, key=lambda kind: expected[kind].rate)
+        # Of an index the average says little: a stream that suits it offers so itself, round by round (`Medley.offer`).
+        models = [kind for kind in expected if kind != "ngram" and expected[kind].rate >= 1.0]
+        best = max(models or expected, key=lambda kind: expected[kind].rate)
         reason = ChoiceReason.GAIN
         if self._streams % PROBE_STREAMS == 0:
             best = min(expected, key=self._tried.__getitem__)

@@ -20,7 +20,7 @@ from __future__ import annotations
 from typing import Final
 
 PRIOR: Final = 0.8
-"""Chance assumed of the first draft before any was tried: optimistic, so that drafters are tried at all."""
+"""Chance assumed of the first draft before any was tried, unless told: optimistic, so that drafters are tried at all."""
 PRIOR_ROUNDS: Final = 2
 """Rounds that the assumption counts for."""
 WEIGHT: Final = 0.125
@@ -51,9 +51,17 @@ class DraftGate:
     draft at all costs before. `floor` = tokens a verify that `floor_rounds` rounds together must bring; 0 = no floor."""
 
     def __init__(
-        self, *, most: int, cost: float, fixed: float = 0.0, floor: float = 0.0, floor_rounds: int = 1
+        self,
+        *,
+        most: int,
+        cost: float,
+        fixed: float = 0.0,
+        floor: float = 0.0,
+        floor_rounds: int = 1,
+        prior: float = PRIOR,
     ) -> None:
         self._most = most
+        self._prior = prior
         self._cost = cost
         self._fixed = fixed
         self._floor = Floor(floor, floor_rounds)
@@ -78,6 +86,14 @@ class DraftGate:
             return best + 1
         return best
 
+    def tokens(self, drafts: int) -> float:
+        """What a round of so many drafts brings, the target's own token among it."""
+        stands, tokens = 1.0, 1.0
+        for position in range(drafts):
+            stands *= self._stands(position)
+            tokens += stands
+        return tokens
+
     def observe(self, drafted: int, accepted: int) -> None:
         """Learn from a round: drafts after the first that fell say nothing."""
         if drafted or not self._paying():
@@ -95,7 +111,7 @@ class DraftGate:
     def _stands(self, position: int) -> float:
         """Chance that a draft stands, given the ones before it."""
         known = self._chance[: position + 1]
-        return known[-1] if known else PRIOR
+        return known[-1] if known else self._prior
 
     def _paying(self) -> int:
         if self._cost <= 0.0:

@@ -6,6 +6,9 @@ Of each drafter the rate is first what is expected of it and then, round by roun
 `PROBE_TURNS`-th turn goes to one of the others, the least recently asked, so that a passage that suits it better is noticed;
 soon after the beginning so do two more, to those that are expected to come near. A turn is a round, or as many as are run
 before `next` is asked again: on a card a burst, whose rounds follow one another unasked.
+A drafter whose drafts are seen before they cost anything, as an index', may be *offered* in another's turn: it gets the
+round if just these drafts should bring more than that one does. Such rounds say nothing of its rate, since it chose them.
+
 What is expected and what drafts cost are told once; after that only counts decide, so a stream that is run again under the
 same expectations drafts the same. Tokens never depend on it.
 """
@@ -15,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from services.gpu_worker.engine.drafters.gate import DraftGate
+from services.gpu_worker.engine.drafters.gate import PRIOR, DraftGate
 from services.gpu_worker.engine.requests import DrafterKind
 
 PROBE_TURNS: Final = 12
@@ -28,6 +31,8 @@ NEAR: Final = 0.75
 """Of the preferred one's rate, with which another is tried so early."""
 EXPECTED_ROUNDS: Final = 1
 """Rounds that the expectation counts for."""
+OFFER_PRIOR: Final = 0.5
+"""Chance assumed of the first draft that an index has: it is offered before any was tried."""
 HYSTERESIS: Final = 1.05
 """By how much another must be better to be preferred: a switch is told, and should mean something."""
 
@@ -56,7 +61,12 @@ class Medley:
         """Tokens a verify pass' time, of each."""
         self._most = most
         self._gates = {
-            name: DraftGate(most=most, cost=one.cost.each, fixed=one.cost.fixed)
+            name: DraftGate(
+                most=most,
+                cost=one.cost.each,
+                fixed=one.cost.fixed,
+                prior=OFFER_PRIOR if name == "ngram" else PRIOR,
+            )
             for name, one in expected.items()
         }
         self.preferred = first
@@ -66,10 +76,11 @@ class Medley:
         self._seen = dict.fromkeys(expected, 0)
         self._last = dict.fromkeys(expected, -1)
         self._turns = 0
+        self._offered = False
 
     def next(self) -> DrafterKind:
         """Whose turn is next."""
-        turn, self._turns = self._turns, self._turns + 1
+        turn, self._turns, self._offered = self._turns, self._turns + 1, False
         others = [name for name in self.rates if name != self.preferred]
         if turn in EARLY_PROBES:
             others = [name for name in others if self.rates[name] >= NEAR * self.rates[self.preferred]]
@@ -77,6 +88,15 @@ class Medley:
             others = []
         self.asked = min(others, key=self._last.__getitem__, default=self.preferred)
         return self.asked
+
+    def offer(self, name: DrafterKind, drafts: int) -> bool:
+        """Whether `name`, which has so many drafts at hand, gets the round in place of whose turn it is. Never the first
+        one: what a stream is like is best asked of the one that was chosen for it."""
+        cost = self._costs[name]
+        rate = self._gates[name].tokens(drafts) / (1.0 + cost.fixed + drafts * cost.each)
+        if self._turns > 1 and name != self.asked and rate > self.rates[self.asked]:
+            self.asked, self._offered = name, True
+        return self._offered
 
     def width(self) -> int:
         """Drafts of the round that follows; a probe asks for some even where none are expected to pay, and for all where drafting at
@@ -92,6 +112,8 @@ class Medley:
         cost = self._costs[name]
         took = 1.0 + (cost.fixed + drafted * cost.each if drafted else 0.0)
         self._gates[name].observe(drafted, accepted)
+        if self._offered:
+            return
         self._seen[name] += 1
         self._last[name] = self._turns
         # What a probe says is all there is to know of the last dozens of rounds.

@@ -128,8 +128,15 @@ class AutoSpecSession(SpecSession):
             return job
         if self._due or not self._steady:
             self._due, self.drafter = False, self._drafters[self._medley.next()]
+        limit = self.draft_limit()
+        index = self._drafters.get("ngram")
+        if isinstance(index, NgramDrafter) and not self._steady:
+            ready = len(index.propose(min(self.request.speculation_k, limit)))
+            if ready and self._medley.offer("ngram", ready):
+                self.drafter = index
+                return index, DraftJob(k=ready, picker=self.picker, block_table=self.sequence.block_table)
         assert self.drafter is not None  # by the job that there is
-        k = min(self._medley.width(), self.draft_limit())
+        k = min(self._medley.width(), limit)
         return self.drafter, DraftJob(k=k, picker=self.picker, block_table=self.sequence.block_table)
 
     def side_jobs(self) -> list[tuple[AnyDrafter, DraftJob]]:

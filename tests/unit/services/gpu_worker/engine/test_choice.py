@@ -64,9 +64,11 @@ def test_the_best_measured_drafter_is_chosen() -> None:
     assert choice(gain).choose(1, KINDS).drafter == "block", "by what the kinds usually bring"
     gain.learn([burst("block", 1.2), burst("ngram", 1.9)])
     chosen = choice(gain).choose(1, KINDS)
-    assert (chosen.drafter, chosen.reason) == ("ngram", ChoiceReason.GAIN)
     assert dict(chosen.gains)["ngram"] == max(dict(chosen.gains).values())
+    assert (chosen.drafter, chosen.reason) == ("mtp", ChoiceReason.GAIN), "an index offers itself"
     assert choice(gain).choose(1, ("block", "mtp")).drafter == "mtp", "among those that can serve"
+    gain.learn([burst("mtp", 1.2, 3)])
+    assert choice(gain).choose(1, KINDS).drafter == "ngram", "where no other pays"
 
 
 def test_nothing_is_drafted_where_nothing_pays() -> None:

@@ -78,6 +78,31 @@ def test_a_turn_of_many_rounds_is_one_turn() -> None:
     assert asked.count("block") >= 2 * PROBE_TURNS - 2 - len(EARLY_PROBES)
 
 
+def offered(medley: Medley, worth: int, rounds: int) -> list[bool]:
+    """An index that has seven drafts in every round, of which `worth` stand; a block's seven all stand."""
+    taken = []
+    for _ in range(rounds):
+        medley.next()
+        taken.append(medley.offer("ngram", 7))
+        drafts = 7 if taken[-1] else medley.width()
+        medley.observe(drafts, worth if taken[-1] else min(drafts, 2))
+    return taken
+
+
+def test_an_index_offers_drafts_that_it_has_at_hand() -> None:
+    medley = Medley(EXPECTED, most=7, first="block")
+    before = medley.rates["ngram"]
+    taken = offered(medley, 7, 11)
+    assert not taken[0], "the first round is the chosen one's"
+    assert taken.count(True) > 6
+    assert medley.rates["ngram"] == before, "rounds that it chose say nothing of the others"
+
+
+def test_an_index_whose_drafts_fall_is_soon_taken_no_more() -> None:
+    taken = offered(Medley(EXPECTED, most=7, first="block"), 0, 40)
+    assert taken.count(True) < 4
+
+
 def test_a_short_stream_finds_the_better_one() -> None:
     """Sixteen rounds are an answer of a hundred tokens."""
     medley, asked = played({"block": 7, "mtp": 3, "ngram": 0}, 16, first="mtp")
