@@ -9,6 +9,7 @@ in      routes, schemas     the HTTP surface       body        JSON that nobody 
 text    vocabulary, model   a model folder         prompts     rendering and tokenising in threads
         rendering           the chat template      shield      callers' text is never a control token
         spelling            the bytes of a token, by the vocabulary's kind
+        grammars            what an answer is asked to look like
 queue   workers             who lives              routing     to whom
         dispatch            enqueue and cancel     generation, reader  one request, its news
         orphans             whose workers are gone  queues  how much there is, and when that is enough

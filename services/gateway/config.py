@@ -42,6 +42,8 @@ class GatewaySettings(Settings):
     max_stop_ids: int = Field(default=64, ge=0)
     max_logit_bias: int = Field(default=1024, ge=0)
     max_allowed_ids: int = Field(default=1024, ge=0)
+    max_schema_bytes: int = Field(default=64 << 10, ge=256)
+    """JSON schemas of a request, in all: of `response_format` and of strict tools."""
     max_speculation: int = Field(default=16, ge=0)
     max_rendered_characters: int = Field(default=4 << 20, ge=1024)
     default_max_tokens: int = Field(default=4096, ge=1)
@@ -120,7 +122,7 @@ class GatewaySettings(Settings):
         names = (
             "max_body_bytes", "body_timeout_s", "max_nesting", "max_containers", "max_keys", "max_messages", "max_tools",
             "max_choices", "max_prompts", "max_logprobs", "max_stop", "max_stop_characters", "max_stop_ids", "max_logit_bias", "max_allowed_ids",
-            "max_speculation", "default_max_tokens", "keep_alive_s", "request_deadline_s", "queue_deadline_s", "linger_s",
+            "max_speculation", "max_schema_bytes", "default_max_tokens", "keep_alive_s", "request_deadline_s", "queue_deadline_s", "linger_s",
             "max_prompt_bytes", "max_in_flight", "max_in_flight_per_tenant", "max_queued_per_model", "max_queued_per_tenant",
         )  # fmt: skip
         return {name: getattr(self, name) for name in names}

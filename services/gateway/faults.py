@@ -74,7 +74,7 @@ def _invalid(error: ValidationError, value: Mapping[str, object]) -> InvalidRequ
     ]
     path, fault = max(faults, key=lambda pair: _telling(pair[0], pair[1]["type"]))
     if fault["type"] in ("union_tag_invalid", "union_tag_not_found"):
-        path = (*path, "role")
+        path = (*path, str(fault["ctx"]["discriminator"]).strip("'"))
     param = spell(path)
     if fault["type"] == "extra_forbidden":
         return InvalidRequest(f"unknown field: {param}", param=param, code="unknown_field")

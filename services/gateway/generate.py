@@ -242,6 +242,7 @@ class _Run:
         model = validated.model
         prompt = await gateway.prompts.make(model, fields, tools=validated.tools, parent=context.span)
         budget(fields, len(prompt.tokens), model.window, gateway.settings)
+        grammar = await gateway.prompts.grammar(model, fields, tools=validated.tools, prompt=prompt)
         crew = await gateway.crew(model)
         admission = Admission(
             request_id=request_id,
@@ -252,6 +253,7 @@ class _Run:
             created_ns=context.started_wall_ns,
             deadline_ns=context.started_wall_ns + int(validated.deadline_s * 1e9),
             priority=validated.priority,
+            grammar=grammar,
         )
         return resolve(fields, admission, gateway.settings), crew
 

@@ -10,9 +10,11 @@ import asyncio
 import contextvars
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Final, TypeVar
 
 from services.gateway.config import GatewaySettings
+from services.gateway.grammars import GrammarMaker, check_wanted, wanted
 from services.gateway.model import ServedModel
 from services.gateway.rendering import Prompt, RenderLimits, render_chat
 from services.gateway.schemas.chat import AssistantMessage, ChatRequest, Message
@@ -35,6 +37,7 @@ class PromptMaker:
         self._settings: Final = settings
         self._telemetry: Final = telemetry
         self._clock: Final = clock
+        self._grammars: Final = GrammarMaker(settings)
         self._pool: Final = ThreadPoolExecutor(settings.tokenizer_threads, thread_name_prefix="tokenizer")
 
     async def make(
@@ -65,6 +68,21 @@ class PromptMaker:
                 param=param,
             )
         return prompt
+
+    async def grammar(
+        self, model: ServedModel, fields: GenerationFields, *, tools: object, prompt: Prompt
+    ) -> str | None:
+        """The grammar of a request whose answer has to follow one.
+
+        Raises:
+            InvalidRequest: it cannot be followed; names the field.
+            Overloaded: the pool did not come to it in time.
+        """
+        want = wanted(fields, tools)
+        if want is None:
+            return None
+        check_wanted(fields, model)
+        return await self._in_time(partial(self._grammars.make, want, model, prompt.tokens))
 
     async def _in_time(self, work: Callable[[], T]) -> T:
         try:

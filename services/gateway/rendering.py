@@ -62,6 +62,8 @@ class ChatTemplate:
         self._template: Final[Template] = environment.from_string(source)
         self._special: Final = dict(special)
         self._mapping: Final = bool(_WANTS_MAPPING.search(source))
+        self.thinks: Final = "<think>" in source
+        """Whether it knows of thinking blocks."""
 
     def messages(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
         """Messages in the one form that the template sees."""

@@ -10,6 +10,8 @@ import secrets
 from dataclasses import dataclass
 from typing import Final
 
+from msgspec import UNSET
+
 from services.gateway.config import GatewaySettings
 from services.gateway.limits import asked_tokens
 from services.gateway.model import ServedModel
@@ -50,6 +52,7 @@ class Admission:
     created_ns: int
     deadline_ns: int
     priority: Priority
+    grammar: str | None = None  #: what the answer has to follow, tried already
 
 
 def budget(fields: GenerationFields, prompt_tokens: int, window: int, settings: GatewaySettings) -> int:
@@ -120,6 +123,7 @@ def resolve(fields: GenerationFields, admission: Admission, settings: GatewaySet
         priority=admission.priority,
         created_ns=admission.created_ns,
         deadline_ns=admission.deadline_ns,
+        grammar=UNSET if admission.grammar is None else admission.grammar,
     )
 
 

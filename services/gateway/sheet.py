@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from services.gateway.model import ServedModel
@@ -24,6 +25,7 @@ def make_sheet(
         prompt=request.prompt if echo or request.prompt_logprobs is not None else b"",
         namespace=replace(request.namespace, salt=""),
         cache=replace(request.cache, labels=()),
+        grammar=UNSET,
     )
     return AnswerSheet(
         request=bare,

@@ -16,6 +16,7 @@ from services.gpu_worker.api import EngineApi
 from services.gpu_worker.broker import BrokerClient
 from services.gpu_worker.config import WorkerSettings
 from services.gpu_worker.core import Core, Identity, new_epoch
+from services.gpu_worker.grammars import Grammars
 from services.gpu_worker.host import EngineHost
 from services.gpu_worker.metrics import EngineCollector, WorkerMetrics
 from services.gpu_worker.worker import Worker
@@ -163,6 +164,7 @@ async def _work(
         broker=BrokerClient(transport, telemetry, timeout_s=settings.broker_timeout_s),
         metrics=WorkerMetrics(telemetry.registry),
         storing=StoreHealth(SYSTEM, "the journal", hold_s=settings.journal_patience_s),
+        grammars=Grammars(settings.model_folder),
         clock=SYSTEM,
         max_drafts=settings.max_drafts,
     )

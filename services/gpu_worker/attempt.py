@@ -257,7 +257,8 @@ class Attempt:
             raise EngineFault("a request is served before it was claimed")
         failure = None
         if self._intake.outcome.open:
-            failure = await submit.submit(self._core, self._intake, choices) or await self._relay.run()
+            refused = await submit.submit(self._core, self._intake, choices, self.request.grammar)
+            failure = refused or await self._relay.run()
         return await self._out.end(self._relay, failure)
 
     async def _refuse(self, failure: Failure, *, dead_letter: bool) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from services.gpu_worker.broker import BrokerClient
 from services.gpu_worker.config import WorkerSettings
+from services.gpu_worker.grammars import Grammars
 from services.gpu_worker.host import EngineHost
 from services.gpu_worker.metrics import WorkerMetrics
 from shared.clock import Clock
@@ -46,6 +47,7 @@ class Core:
     broker: BrokerClient
     metrics: WorkerMetrics
     storing: StoreHealth
+    grammars: Grammars
     clock: Clock
     max_drafts: int
     """Most drafts a round here, 0 = none at all. Changes the speed and never the tokens (C1)."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec import UnsetType
+
 from services.gpu_worker import claim
 from services.gpu_worker.api import EngineApi
 from services.gpu_worker.core import Core
@@ -13,11 +15,14 @@ from shared.errors import BurstlineError
 from shared.protocol.messages import Failure
 
 
-async def submit(core: Core, intake: Intake, choices: Sequence[GenerateRequest]) -> Failure | None:
-    """Submit them; why not, if the engine refuses. A cancellation that came meanwhile is passed on."""
+async def submit(
+    core: Core, intake: Intake, choices: Sequence[GenerateRequest], grammar: str | UnsetType
+) -> Failure | None:
+    """Submit them, each to follow the `grammar`; why not, if it or the engine refuses. A cancellation that came meanwhile is passed on."""
     engine_id = choices[0].request_id
     intake.submitted = True
     try:
+        choices = await core.grammars.constrain(choices, grammar, vocab=core.host.engine.dims.vocab)
         await core.host.call(lambda engine: _submit_all(engine, choices), urgent=True)
     except BurstlineError as error:
         # Of several choices some may run already: none of them is wanted without the others.

@@ -65,6 +65,35 @@ def test_a_killed_worker_never_leaves_a_stream_hanging(line: Line) -> None:
     heals(line, "worker", before)
 
 
+def test_fr_111_a_worker_killed_in_mid_json_leaves_one_valid_value(line: Line) -> None:
+    """The next worker walks the grammar along what was delivered: the same text as of a request that nobody disturbed."""
+    schema = {"type": "array", "items": {"enum": [*range(100, 120)]}, "minItems": 60, "maxItems": 60}
+    asked = LONG | {
+        "ignore_eos": False,
+        "max_tokens": 900,
+        "temperature": 1,
+        "seed": 5,
+        "response_format": {"type": "json_schema", "json_schema": {"name": "list", "schema": schema}},
+    }
+    before, text, events = 0, "", []
+    with line.client() as client:
+        with client.stream("POST", "/v1/chat/completions", json=asked) as response:
+            assert response.status_code == 200, response.read()
+            for row in response.iter_lines():
+                if row.startswith("data: {"):
+                    events.append(json.loads(row.removeprefix("data: ")))
+                    assert "choices" in events[-1], events[-1]
+                    text += "".join(choice["delta"].get("content") or "" for choice in events[-1]["choices"])
+                    if not before and len(text) > 20:
+                        before = kill(line, "worker")
+        heals(line, "worker", before)
+        whole = client.post("/v1/chat/completions", json=asked | {"stream": False}).json()["choices"][0]
+    assert before
+    assert len(json.loads(text)) == 60
+    assert text == whole["message"]["content"]
+    assert whole["finish_reason"] == "stop"
+
+
 @pytest.mark.parametrize("name", ["broker", "gateway", "nats", "postgres"])
 def test_the_line_heals_after_a_kill(line: Line, name: str) -> None:
     heals(line, name, kill(line, name))

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
-from services.gateway.schemas.fields import GenerationFields, Items, Json, ResponseFormat, Strict
+from services.gateway.schemas.fields import GenerationFields, Items, Json, Strict
 
 
 class TextPart(Strict):
@@ -93,12 +93,12 @@ class ParametersShape(Strict):
 
 
 class FunctionTool(Strict):
-    """A function that the model may call. `strict` needs constrained decoding, which this server does not have."""
+    """A function that the model may call. `strict`: the arguments follow `parameters`; else they are some object."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
     description: str | None = None
     parameters: ParametersShape | None = None
-    strict: Literal[False] | None = None
+    strict: bool | None = None
 
 
 class Tool(Strict):
@@ -108,6 +108,19 @@ class Tool(Strict):
     function: FunctionTool
 
 
+class FunctionName(Strict):
+    """Which of the tools."""
+
+    name: Annotated[str, Field(min_length=1, max_length=64)]
+
+
+class NamedChoice(Strict):
+    """The answer is one call of this tool."""
+
+    type: Literal["function"]
+    function: FunctionName
+
+
 class ChatRequest(GenerationFields):
     """A conversation to answer."""
 
@@ -115,9 +128,8 @@ class ChatRequest(GenerationFields):
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0)] | None = None
-    response_format: ResponseFormat | None = None
     tools: Items[Tool] | None = None
-    tool_choice: Literal["auto", "none"] | None = None
+    tool_choice: Literal["auto", "none", "required"] | NamedChoice | None = None
     parallel_tool_calls: Literal[True] | None = None
 
     @property

@@ -41,10 +41,37 @@ class SpeculationFields(Strict):
     k: Annotated[int, Field(ge=0)] | None = None
 
 
-class ResponseFormat(Strict):
-    """Only free text for now."""
+class TextFormat(Strict):
+    """Free text."""
 
     type: Literal["text"]
+
+
+class JsonObjectFormat(Strict):
+    """Some JSON object."""
+
+    type: Literal["json_object"]
+
+
+class JsonSchema(Strict):
+    """`schema` is followed with and without `strict`; an absent one is that of any object."""
+
+    model_config = ConfigDict(serialize_by_alias=True)
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+    description: str | None = None
+    schema_: Annotated[Json | None, Field(alias="schema")] = None
+    strict: bool | None = None
+
+
+class JsonSchemaFormat(Strict):
+    """A JSON value of a schema."""
+
+    type: Literal["json_schema"]
+    json_schema: JsonSchema
+
+
+ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
 
 
 class GenerationFields(Strict):
@@ -62,6 +89,7 @@ class GenerationFields(Strict):
     presence_penalty: Annotated[Finite, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[Finite, Field(ge=-2, le=2)] | None = None
     logit_bias: dict[str, Annotated[Finite, Field(ge=-100, le=100)]] | None = None
+    response_format: ResponseFormat | None = None
 
     # extensions
     top_k: Annotated[int, Field(ge=1)] | None = None

@@ -14,6 +14,7 @@ who      line, waiting          who waits, who goes in, who comes back    openin
 kept     affinity               finished sessions that wait for a turn    keeper     what decoding made
          sequence               rows, blocks and slot of one sequence
 rows     runner, batch          what is launched, and of what             sampling   one row of logits, one token
+         grammar                what a stream's grammar allows next
          placement              where a model lives, in which types       card_logits  rows that stay on the device
          rounds, whole, flights, device_rounds, device_drafts, inputs, graphs   decode launches that a graph replays
 proof    fingerprint, probe     whose bits are the same                   faults, faulty   what may go wrong on purpose

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from services.gpu_worker.engine.grammar import Grammar
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingParams:
@@ -53,6 +55,7 @@ class GenerateRequest:
     tokens: tuple[int, ...]  #: the prompt, at least one id
     chain: tuple[bytes, ...]  #: chain key of every full 64-block of `tokens`, ascending
     sampling: SamplingParams
+    grammar: Grammar | None = None  #: what the completion has to follow, token by token; null = nothing
     max_tokens: int  #: completion budget, a stop id counts; 0 = only prime
     stop_ids: frozenset[int] = frozenset()  #: EOS is among them unless the request ignores it
     capture_at: int | None = None  #: shared-prefix boundary worth cutting, floored to the grid

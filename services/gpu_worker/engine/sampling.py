@@ -2,8 +2,9 @@
 
 Order of operations, for every row alone (never for a block of rows):
 
-    1. bias and masks    logit_bias added; ids outside `allowed_ids`, in `banned_ids`, and stop ids while the
-                         completion is shorter than `min_tokens`, become -inf
+    1. bias and masks    logit_bias added; ids outside `allowed_ids`, in `banned_ids`, those that the grammar does not
+                         allow after the history, and stop ids while the completion is shorter than `min_tokens`,
+                         become -inf. Where the grammar is complete and allows no other id, a stop id may come early
     2. penalties         repetition over prompt and completion (a positive logit is divided, another multiplied),
                          presence and frequency over the completion
     3. temperature       0 = the largest logit and nothing below applies
@@ -30,6 +31,7 @@ from numpy.typing import NDArray
 from kernels.sampling import device_pickable, gumbel
 from services.gpu_worker.engine.card_logits import Ask, CardRow
 from services.gpu_worker.engine.events import TokenLogprob
+from services.gpu_worker.engine.grammar import Grammar
 from services.gpu_worker.engine.requests import SamplingParams
 from shared.errors import EngineFault
 
@@ -53,6 +55,7 @@ class TokenPicker:
         prompt: Sequence[int],
         stop_ids: Iterable[int] = (),
         choice: int = 0,
+        grammar: Grammar | None = None,
     ) -> None:
         self.params = params
         self._vocab = vocab
@@ -61,6 +64,7 @@ class TokenPicker:
         self._mask = _static_mask(params, vocab)
         self._stops = np.array(sorted(stop_ids), dtype=np.int64)
         self._bias = _bias(params, vocab)
+        self._grammar = None if grammar is None else grammar.begin(vocab, self._stops.tolist())
         self._penalised = (
             params.repetition_penalty != 1.0
             or params.presence_penalty != 0.0
@@ -72,8 +76,8 @@ class TokenPicker:
             self._in_prompt[list(prompt)] = True
         self._plain_argmax = (
             params.greedy and not self._penalised and self._mask is None and self._bias is None
-        ) and params.min_tokens == 0
-        self.pickable = device_pickable(params)
+        ) and (params.min_tokens == 0 and grammar is None)
+        self.pickable = grammar is None and device_pickable(params)
         self._noise: dict[int, Values] = {}
 
     def pick(self, logits: Row, position: int) -> int:
@@ -100,11 +104,15 @@ class TokenPicker:
         """Count a completion token into the history."""
         if self._penalised:
             self._counts[token] += 1
+        if self._grammar is not None:
+            self._grammar.record(token)
 
     def forget(self, token: int) -> None:
-        """Take back one `record`: a drafter looks ahead and returns."""
+        """Take back one `record`: a drafter looks ahead, and takes back all that it tried."""
         if self._penalised:
             self._counts[token] -= 1
+        if self._grammar is not None:
+            self._grammar.forget()
 
     def _adjusted(self, logits: Values, position: int) -> Values:
         """Steps 1 and 2 on a copy."""
@@ -115,7 +123,13 @@ class TokenPicker:
             row += self._bias
         if self._mask is not None:
             row[self._mask] = -np.inf
-        if position - self._prompt_len < self.params.min_tokens:
+        early = position - self._prompt_len < self.params.min_tokens
+        if self._grammar is not None:
+            allowed = self._grammar.allowed()
+            row[~allowed] = -np.inf
+            allowed[self._stops] = False
+            early = early and bool(allowed.any())
+        if early:
             row[self._stops] = -np.inf
         if self._penalised:
             self._penalise(row)

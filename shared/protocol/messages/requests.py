@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from msgspec import UNSET, UnsetType
+
 from shared.protocol.messages.base import Message, Part
 
 Priority = Literal["high", "normal", "low"]
@@ -75,6 +77,9 @@ class GenerateRequest(Message, frozen=True, kw_only=True):
     priority: Priority
     created_ns: int
     deadline_ns: int  # absolute; a worker does not start an expired request
+    grammar: str | UnsetType = (
+        UNSET  # what each choice has to follow (shared/grammar.py); not on the wire without one
+    )
 
     @property
     def to_score(self) -> int:

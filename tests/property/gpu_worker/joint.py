@@ -165,6 +165,7 @@ class Joint:
             broker=cast("BrokerClient", self.calls),
             metrics=self.metrics,
             storing=StoreHealth(bench.clock, "the journal", hold_s=30),
+            grammars=cast("Any", None),
             clock=bench.clock,
             max_drafts=0,
         )

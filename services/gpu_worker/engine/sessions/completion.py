@@ -22,6 +22,7 @@ class Completion:
             prompt=request.tokens,
             stop_ids=request.stop_ids,
             choice=request.choice,
+            grammar=request.grammar,
         )
         self.tokens = 0  #: decided and counted, journalled ones and a stop id included
         self.ending: Ending | None = None

@@ -14,6 +14,13 @@ TEXT: Final = "/v1/completions"
 USER: Final = {"role": "user", "content": "Hi"}
 GOOD_CHAT: Final[dict[str, Any]] = {"model": "pocket", "messages": [USER]}
 GOOD_TEXT: Final[dict[str, Any]] = {"model": "pocket", "prompt": "Hi"}
+SCHEMA_PATH = "response_format.json_schema.schema"
+
+
+def json_schema(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
+
+
 TOOL: Final = {"type": "function", "function": {"name": "f"}}
 
 # (name, fields over a good body, status, param or None for any)
@@ -170,8 +177,30 @@ CHAT_CASES: Final[list[Case]] = [
         400,
         "min_tokens",
     ),
-    ("json mode", {"response_format": {"type": "json_object"}}, 400, "response_format.type"),
-    ("json schema", {"response_format": {"type": "json_schema", "json_schema": {}}}, 400, None),
+    ("another format", {"response_format": {"type": "xml"}}, 400, "response_format.type"),
+    (
+        "json schema without a name",
+        {"response_format": {"type": "json_schema", "json_schema": {}}},
+        400,
+        "response_format.json_schema.name",
+    ),
+    ("json schema missing", {"response_format": {"type": "json_schema"}}, 400, "response_format.json_schema"),
+    ("json schema keyword", {"response_format": json_schema({"not": {}})}, 400, SCHEMA_PATH),
+    ("json schema of nothing", {"response_format": json_schema({"enum": []})}, 400, SCHEMA_PATH),
+    ("json schema elsewhere", {"response_format": json_schema({"$ref": "http://x/y"})}, 400, SCHEMA_PATH),
+    ("json schema too long", {"response_format": json_schema({"const": "x" * 70_000})}, 400, SCHEMA_PATH),
+    (
+        "json without an end",
+        {"response_format": {"type": "json_object"}, "ignore_eos": True},
+        400,
+        "ignore_eos",
+    ),
+    (
+        "json and an allow list",
+        {"response_format": {"type": "json_object"}, "allowed_token_ids": [5]},
+        400,
+        "allowed_token_ids",
+    ),
     ("response_format a string", {"response_format": "text"}, 400, "response_format"),
     ("tools an object", {"tools": {}}, 400, "tools"),
     ("tool of another type", {"tools": [{"type": "web_search"}]}, 400, None),
@@ -202,18 +231,22 @@ CHAT_CASES: Final[list[Case]] = [
         "tools[0].function.parameters.required",
     ),
     (
-        "strict tool",
-        {"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]},
+        "strict tool with a keyword that is not followed",
+        {
+            "tools": [
+                {"type": "function", "function": {"name": "f", "strict": True, "parameters": {"not": {}}}}
+            ]
+        },
         400,
-        "tools[0].function.strict",
+        "tools[0].function.parameters",
     ),
     ("too many tools", {"tools": [TOOL] * 129}, 400, "tools"),
-    ("tool_choice required", {"tools": [TOOL], "tool_choice": "required"}, 400, "tool_choice"),
+    ("tool_choice required alone", {"tool_choice": "required"}, 400, "tool_choice"),
     (
-        "tool_choice named",
-        {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "f"}}},
+        "tool_choice of no tool",
+        {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "nobody"}}},
         400,
-        "tool_choice",
+        "tool_choice.function.name",
     ),
     ("tool_choice alone", {"tool_choice": "auto"}, 400, "tool_choice"),
     ("parallel calls off", {"tools": [TOOL], "parallel_tool_calls": False}, 400, "parallel_tool_calls"),

@@ -16,11 +16,13 @@ from services.gpu_worker.api import EngineApi
 from services.gpu_worker.broker import BrokerClient
 from services.gpu_worker.config import WorkerSettings
 from services.gpu_worker.core import Core, Identity
+from services.gpu_worker.grammars import Grammars
 from services.gpu_worker.host import EngineHost
 from services.gpu_worker.metrics import WorkerMetrics
 from services.gpu_worker.worker import Worker
 from shared import telemetry
 from shared.clock import ManualClock
+from shared.config import POCKET
 from shared.lifecycle import Drain
 from shared.protocol import codec, subjects
 from shared.protocol.messages import (
@@ -151,6 +153,7 @@ class World:
             broker=BrokerClient(transport, self.telemetry, timeout_s=config.broker_timeout_s),
             metrics=WorkerMetrics(tele.registry),
             storing=StoreHealth(self.clock, "the journal", hold_s=config.journal_patience_s),
+            grammars=Grammars(POCKET),
             clock=self.clock,
             max_drafts=7,
         )

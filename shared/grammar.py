@@ -1,0 +1,73 @@
+"""Grammars that a completion has to follow: how one is written, what it may cost, and the vocabulary that it is walked over.
+
+A grammar travels as its source, in llguidance's dialect of Lark with JSON schemas inside (docs/adr/0016). The gateway writes
+it and tries it, so that a bad schema is refused before the queue; each worker compiles it for itself. What a compiled one
+allows after a prefix is a function of the source and of the prefix alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from shared.errors import InvalidRequest
+
+MARKS: Final = frozenset({"<think>", "</think>", "<tool_call>", "</tool_call>"})
+"""Control tokens of a chat answer: a grammar names them by id, and no text has them."""
+
+LIMITS: Final = LLParserLimits(
+    max_items_in_row=2_000,
+    initial_lexer_fuel=1_000_000,
+    step_lexer_fuel=200_000,
+    step_max_items=50_000,
+    max_lexer_states=250_000,
+    max_grammar_size=500_000,
+    precompute_large_lexemes=True,
+    verbose_errors=False,
+)
+"""Counts and no seconds, so that a grammar is refused on every machine or on none."""
+
+_SCHEMA_FAULT: Final = "failed to compile JSON schema: "
+
+
+class GrammarRefused(InvalidRequest):
+    """A grammar that cannot be compiled; the message says why, in one line and without the grammar."""
+
+    code = "grammar_refused"
+
+
+def read_tokens(folder: Path, size: int) -> LLTokenizer:
+    """The vocabulary of a model folder, `size` ids. Raises GrammarRefused: its kind of tokenizer cannot be constrained."""
+    try:
+        spec = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+        for token in spec.get("added_tokens") or []:
+            token["special"] = _is_control(token, spec)
+        return LLTokenizer(json.dumps(spec), n_vocab=size)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise GrammarRefused(f"the model's tokenizer cannot be constrained: {_line(str(error))}") from error
+
+
+def _is_control(token: Mapping[str, Any], spec: Mapping[str, Any]) -> bool:
+    """Whether an added token marks a place, as the gateway's vocabulary has it: all do, but for pieces of text in
+    vocabularies that are not byte-level."""
+    vocab = spec["model"]["vocab"]
+    known = isinstance(vocab, Mapping) and token["content"] in vocab
+    byte_level = '"ByteLevel"' in json.dumps(spec.get("decoder"))
+    return bool(token["special"]) or byte_level or not known or token["content"] in MARKS
+
+
+def compile_grammar(source: str, tokens: LLTokenizer) -> LLMatcher:
+    """A matcher before its first token. Raises GrammarRefused."""
+    matcher = LLMatcher(tokens, source, log_level=0, limits=LIMITS)
+    if matcher.is_error():
+        raise GrammarRefused(_line(matcher.get_error()))
+    return matcher
+
+
+def _line(error: str) -> str:
+    """The part of a compiler's message that a caller can use."""
+    return error.partition(_SCHEMA_FAULT)[2].split("\n")[0][:300] or error.split("\n")[0][:300]
