@@ -27,12 +27,19 @@ _ELSEWHERE: Final = (
     "A stack with another folder: --data-dir FOLDER (the demo's: .burstline/demo). With BURSTLINE_OTLP_ENDPOINT set "
     "traces are kept there alone"
 )
+_GENERATION: Final = "burstline.request_id"
+"""An attribute of requests that got as far as the queue, and of no other."""
 _COLOURS: Final = ("cyan", "green", "magenta", "yellow", "blue", "red")
 
 
 @app.command()
 def trace(
-    trace_id: Annotated[str, typer.Argument(help="A trace id, the beginning of one, or `last`.")],
+    trace_id: Annotated[
+        str,
+        typer.Argument(
+            help="A trace id (each answer's x-trace-id), the beginning of one, or `last`: the last generation."
+        ),
+    ],
     json_file: Annotated[
         Path | None,
         typer.Option("--json", help="Also write the spans here; `-` writes them alone, to stdout."),
@@ -57,10 +64,7 @@ def trace(
 def _resolve(store: TraceStore, wanted: str, folder: Path) -> str:
     """The one trace id that `wanted` names; leaves with status 1 and the reason otherwise."""
     if wanted == "last":
-        found = store.latest()
-        if found is None:
-            _fail(f"there are no traces in {folder}. {_ELSEWHERE}")
-        return found
+        return _last(store, folder)
     matching = store.find(wanted, limit=5)
     if not matching:
         _fail(f"no trace in {folder} begins with {wanted!r}. {_ELSEWHERE}")
@@ -69,8 +73,25 @@ def _resolve(store: TraceStore, wanted: str, folder: Path) -> str:
     return matching[0]
 
 
-def _fail(message: str) -> NoReturn:
+def _last(store: TraceStore, folder: Path) -> str:
+    """The last generation, or the last request where there was none; what is newer is told, with its id."""
+    newest = store.latest()
+    if newest is None:
+        _fail(f"there are no traces in {folder}. {_ELSEWHERE}")
+    found = store.latest(having=_GENERATION)
+    if found is None:
+        _say("none of these requests became a generation; this is the last of them")
+    elif found != newest:
+        _say(f"a newer request that was not a generation: burstline trace {newest[:12]}")
+    return found or newest
+
+
+def _say(message: str) -> None:
     sys.stderr.write(f"burstline trace: {message}\n")
+
+
+def _fail(message: str) -> NoReturn:
+    _say(message)
     raise SystemExit(1)
 
 

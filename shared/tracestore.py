@@ -104,10 +104,11 @@ class TraceStore:
         )
         return [str(row[0]) for row in rows]
 
-    def latest(self) -> str | None:
-        """The trace whose root began last (of all spans when no root is here)."""
+    def latest(self, *, having: str = "") -> str | None:
+        """The trace whose root began last (of all spans when no root is here). `having`: only of spans with this attribute."""
         rows = self._query(
-            "SELECT trace_id FROM spans ORDER BY parent_id = '' DESC, start_ns DESC LIMIT 1",
+            "SELECT trace_id FROM spans WHERE instr(attributes, ?) ORDER BY parent_id = '' DESC, start_ns DESC LIMIT 1",
+            json.dumps(having) if having else "{",
         )
         return str(rows[0][0]) if rows else None
 

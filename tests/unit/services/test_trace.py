@@ -32,7 +32,7 @@ def span(identity: str, parent: str, start_ms: int, end_ms: int, **changes: obje
 
 SPANS = [
     span("c", "b", 20, 30, service="worker", attributes={"drafted": 9, "accepted": 7}),
-    span("a", "", 0, 100),
+    span("a", "", 0, 100, attributes={"burstline.request_id": "r"}),
     span("d", "a", 90, 100, error="unavailable"),
     span("b", "a", 10, 40),
     span("lost", "gone", 50, 60),
@@ -95,6 +95,27 @@ def test_a_trace_is_found_by_id_prefix_or_last(folder: Path, wanted: str) -> Non
     status, output = run(wanted, "--data-dir", str(folder))
     assert status == 0
     assert "abcd" * 8 in output
+
+
+def test_last_is_the_last_generation_and_what_came_after_it_is_told_by_id(folder: Path) -> None:
+    TraceStore(folder / TRACES_FILE).write(
+        [span("n", "", 500, 501, trace_id="eeff" * 8, name="GET /v1/nothing")]
+    )
+    status, output = run("last", "--data-dir", str(folder))
+    assert status == 0
+    assert "span a" in output
+    assert "GET /v1/nothing" not in output
+    assert "burstline trace eeffeeffeeff" in output
+    status, output = run("eeffeeffeeff", "--data-dir", str(folder))
+    assert (status, "GET /v1/nothing" in output) == (0, True)
+
+
+def test_without_any_generation_last_is_the_last_request_and_says_so(tmp_path: Path) -> None:
+    TraceStore(tmp_path / TRACES_FILE).write([span("n", "", 0, 1, name="GET /v1/nothing")])
+    status, output = run("last", "--data-dir", str(tmp_path))
+    assert status == 0
+    assert "GET /v1/nothing" in output
+    assert "none of these requests became a generation" in output
 
 
 def test_a_part_of_a_trace_says_of_how_many(folder: Path) -> None:
