@@ -85,6 +85,21 @@ class CommonSettings(Settings):
             _check_url(value, ("http", "https"))
         return value
 
+    @field_validator("database_url")
+    @classmethod
+    def _database_scheme(cls, value: SecretStr | None) -> SecretStr | None:
+        schemes = ("postgresql://", "postgres://", "postgresql+asyncpg://")
+        if value is not None and not value.get_secret_value().startswith(schemes):
+            raise ValueError("must begin with postgresql://")
+        return value
+
+    @field_validator("nats_credentials_file", "nats_tls_ca_file", "nats_tls_cert_file", "nats_tls_key_file")
+    @classmethod
+    def _readable(cls, value: Path | None) -> Path | None:
+        if value is not None and not (value.is_file() and os.access(value, os.R_OK)):
+            raise ValueError("must be a file that this process may read")
+        return value
+
     @field_validator("data_dir")
     @classmethod
     def _absolute(cls, value: Path) -> Path:

@@ -89,16 +89,23 @@ async def serving(
 
 
 async def migrate_patiently(url: str, settings: BrokerSettings, drain: Drain) -> None:
-    """Migrate; while Postgres is away try again, for `start_timeout_s` at most. Raises the last Unavailable."""
+    """Migrate; while Postgres is away try again, for `start_timeout_s` at most; the wait is told once. Raises Unavailable."""
     deadline = asyncio.get_running_loop().time() + settings.start_timeout_s
+    told = False
     while True:
         try:
             await migrate(url, settings)
             return
         except Unavailable as error:
             if drain.begun or asyncio.get_running_loop().time() > deadline:
-                raise
-            _log.warning("waiting for the database: %s", error.message)
+                raise Unavailable(
+                    f"no database: {error.message}. BURSTLINE_DATABASE_URL says where it is", code=error.code
+                ) from error
+            if not told:
+                _log.warning(
+                    "waiting for the database, for %g s at most: %s", settings.start_timeout_s, error.message
+                )
+                told = True
             await asyncio.sleep(RETRY_S)
 
 

@@ -30,6 +30,8 @@ from shared.transport.wire import NobodyListens, Raw, Unanswered
 _log = logging.getLogger(__name__)
 
 CONNECT_S: Final = 10.0
+_QUIET_S: Final = 0.3
+"""A first connection that takes longer is told, once."""
 _PENDING_BYTES: Final = 2 << 20  # of publishes that wait for a reconnect
 _PING_S: Final = 20
 _FIRST_BACKOFF_S: Final = 0.05
@@ -67,7 +69,16 @@ class NatsWire:
         self._lost_callbacks: list[Callable[[], None]] = []
 
     async def open(self, url: str, access: Access, timeout: float) -> None:
-        """Connect for the first time. Raises Unavailable."""
+        """Connect for the first time; a wait is told while it lasts. Raises Unavailable."""
+        told = asyncio.get_running_loop().call_later(
+            _QUIET_S,
+            lambda: _log.warning(
+                "waiting for NATS at %s, for %g s at most: %s",
+                redact(url),
+                timeout,
+                self._last_error or "no answer yet",
+            ),
+        )
         try:
             async with asyncio.timeout(timeout):
                 await self._client.connect(
@@ -97,6 +108,8 @@ class NatsWire:
                 f"no connection to NATS at {redact(url)} within {timeout:g} s: {reason}. BURSTLINE_NATS_URL says where "
                 "it is; `burstline up` brings its own"
             ) from error
+        finally:
+            told.cancel()
         self._opened = True
         self._up.set()
 
