@@ -6,15 +6,18 @@ import io
 import json
 import pickle
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
 from torch import Tensor
 
 from kernels import dispatch, matmul
-from kernels.gate import command
+from kernels.gate import command, latent, sparse
 from kernels.gate.ledger import Ledger, run
+from kernels.gate.sizes import TINY, Place
 from kernels.matmul.packed import Packed
 
 
@@ -36,6 +39,7 @@ def _gate(only: str, file: Path | None = None) -> tuple[int, str]:
         "lora",
         "attention prefill",
         "latent prefill",
+        "sparse verify",
         "sigmoid router",
         "end of a round",
         "checksum",
@@ -45,6 +49,16 @@ def test_kernels_as_they_are_hold(only: str) -> None:
     status, told = _gate(only)
     assert status == 0, told
     assert " 0 differences" in told
+
+
+@pytest.mark.parametrize("part", [latent, sparse])
+def test_latent_rows_too_long_for_whole_pages_hold(part: ModuleType) -> None:
+    """Read 16 keys at a time, as a function of their length."""
+    sizes = replace(TINY, latent=(3, 264, 8), edges=(1, 65), columns=(1, 3))
+    place = Place(torch.device("cpu"), torch.float32, sizes)
+    (verify,) = [check for name, check in part.checks(place) if name.endswith("verify")]
+    report = run([("verify", verify)], lambda ledger: None)
+    assert report.holds, report.ledgers
 
 
 def _with_tile_by_rows(real: Callable[..., Tensor]) -> Callable[..., Tensor]:
