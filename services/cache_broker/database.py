@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
@@ -28,6 +29,7 @@ Work = Callable[[AsyncConnection], Awaitable[T]]
 
 _log = logging.getLogger(__name__)
 
+_DIALECT: Final = "postgresql+asyncpg://"
 _BUSY: Final = ("55P03", "57014")  # lock_not_available, query_canceled (a time-out)
 _RETRY: Final = ("40001", "40P01")  # serialization_failure, deadlock_detected: rolled back whole
 _AWAY: Final = ("08", "57P", "53")  # connection, operator intervention, insufficient resources
@@ -40,20 +42,18 @@ class Database:
     """Postgres, as the broker uses it."""
 
     def __init__(self, url: str, settings: BrokerSettings, *, application: str = "burstline-broker") -> None:
-        arguments = _connect_arguments(settings, application)
+        connect = _connector(driver_url(url), settings, application)
         self.engine: AsyncEngine = create_async_engine(
-            async_url(url),
+            _DIALECT,
             pool_size=settings.pool_size,
             max_overflow=0,
             pool_timeout=settings.pool_timeout_s,
             pool_pre_ping=True,
             pool_recycle=1800,
-            connect_args=arguments,
+            async_creator=connect,
         )
         # The probe has connections of its own, so that a full pool is not taken for an outage (FR-116).
-        self._probe: AsyncEngine = create_async_engine(
-            async_url(url), poolclass=NullPool, connect_args=arguments
-        )
+        self._probe: AsyncEngine = create_async_engine(_DIALECT, poolclass=NullPool, async_creator=connect)
         self._running: set[asyncio.Task[object]] = set()
 
     async def run(self, work: Work[T]) -> T:
@@ -106,26 +106,34 @@ class Database:
         raise AssertionError("unreachable")  # the last attempt returns or raises
 
 
-def _connect_arguments(settings: BrokerSettings, application: str) -> dict[str, object]:
-    return {
-        "timeout": settings.connect_timeout_s,
-        # The client's own limit: a server that hangs does not send its time-out.
-        "command_timeout": settings.statement_timeout_ms / 1000 + 5,
-        "server_settings": {
-            "application_name": application,
-            "statement_timeout": str(settings.statement_timeout_ms),
-            "lock_timeout": str(settings.lock_timeout_ms),
-            "idle_in_transaction_session_timeout": str(settings.statement_timeout_ms * 4),
-            "timezone": "UTC",
-        },
-    }
+def _connector(
+    url: str, settings: BrokerSettings, application: str
+) -> Callable[[], Awaitable[asyncpg.Connection]]:
+    """What opens a connection. The driver reads the URL itself: SQLAlchemy passes none of libpq's words for TLS on."""
+
+    async def connect() -> asyncpg.Connection:
+        return await asyncpg.connect(
+            url,
+            timeout=settings.connect_timeout_s,
+            # The client's own limit: a server that hangs does not send its time-out.
+            command_timeout=settings.statement_timeout_ms / 1000 + 5,
+            server_settings={
+                "application_name": application,
+                "statement_timeout": str(settings.statement_timeout_ms),
+                "lock_timeout": str(settings.lock_timeout_ms),
+                "idle_in_transaction_session_timeout": str(settings.statement_timeout_ms * 4),
+                "timezone": "UTC",
+            },
+        )
+
+    return connect
 
 
-def async_url(url: str) -> str:
-    """The URL with SQLAlchemy's driver name, whichever of the usual spellings was given."""
+def driver_url(url: str) -> str:
+    """The URL as the driver reads it (libpq's words: `sslmode`, `sslrootcert`, ...), whichever usual spelling was given."""
     scheme, separator, rest = url.partition("://")
     if scheme in ("postgresql", "postgres", "postgresql+asyncpg") and separator:
-        return f"postgresql+asyncpg://{rest}"
+        return f"postgresql://{rest}"
     raise Unavailable("the database URL must begin with postgresql://", code="database_unavailable")
 
 
@@ -140,6 +148,8 @@ def translate(error: BaseException) -> BurstlineError:
     state = sqlstate(error)
     if isinstance(error, PoolTimeout) or state in _BUSY:
         return Overloaded("the database is busy", code="database_busy")
+    if isinstance(error, ssl.SSLError):
+        return Unavailable(f"the database's TLS fails: {error.reason}", code="database_unavailable")
     broken = isinstance(error, DBAPIError) and error.connection_invalidated
     if (
         broken

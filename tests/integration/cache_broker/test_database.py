@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import text
 
 from services.cache_broker.config import BrokerSettings
-from services.cache_broker.database import Database, async_url
+from services.cache_broker.database import Database, driver_url
 from services.embedded.postgres import PostgresServer
 from shared.errors import BurstlineError, Overloaded, Unavailable
 from tests.integration.cache_broker.bench import Bench
@@ -164,10 +164,10 @@ async def test_the_broker_outlives_a_restart_of_postgres(own_server: PostgresSer
 
 @pytest.mark.parametrize("scheme", ["postgres", "postgresql", "postgresql+asyncpg"])
 def test_usual_spellings_of_the_url(scheme: str) -> None:
-    assert async_url(f"{scheme}://u:p@h/d") == "postgresql+asyncpg://u:p@h/d"
+    assert driver_url(f"{scheme}://u:p@h/d") == "postgresql://u:p@h/d"
 
 
 def test_another_database_is_refused_without_its_url() -> None:
     with pytest.raises(BurstlineError) as caught:
-        async_url("mysql://user:secret@h/d")
+        driver_url("mysql://user:secret@h/d")
     assert "secret" not in caught.value.message
