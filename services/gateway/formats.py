@@ -96,15 +96,21 @@ class Format(ABC):
             "seed": request.sampling.seed,
             "drafter": request.speculation.drafter,
             "k": request.speculation.k,
+            "drafter_asked": request.speculation.drafter,
             "route": self._extras.route,
         }
         if terminal is None:
             return block
         rounds = sum(end.spec.rounds for end in terminal.ends)
         accepted = sum(end.spec.accepted for end in terminal.ends)
+        drafted = sum(end.spec.drafted for end in terminal.ends)
+        if (
+            not drafted
+        ):  # whatever was asked: the worker has it not, or load, the context or its use were against it
+            block |= {"drafter": "none", "k": 0}
         return block | {
             "rounds": rounds,
-            "drafted": sum(end.spec.drafted for end in terminal.ends),
+            "drafted": drafted,
             "accepted": accepted,
             # The token that the prime decides belongs to no verify: each verify gives its accepted drafts and one more.
             "tokens_per_verify": round((accepted + rounds) / rounds, 4) if rounds else None,

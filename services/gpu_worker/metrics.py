@@ -50,7 +50,7 @@ class WorkerMetrics:
         )
         self.drafters_off = counter(
             "burstline_worker_drafters_off",
-            "Streams that lost their drafter, by drafter and reason (load, acceptance, context, draft_rows)",
+            "Streams that lost their drafter, by drafter and reason (load, acceptance, context, absent, draft_rows)",
             ["drafter", "reason"],
         )
         self.parked = counter(

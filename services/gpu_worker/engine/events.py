@@ -147,6 +147,7 @@ class DrafterOffReason(StrEnum):
     LOAD = "load"  #: too much runs and waits: batching brings more (the spec gate)
     ACCEPTANCE = "acceptance"  #: too few drafts stood (the floor)
     CONTEXT = "context"  #: the end of the context is near (R-S9)
+    ABSENT = "absent"  #: the worker has no such drafter
     DRAFT_ROWS = "draft_rows"  #: it goes on from a turn that had no drafter: the head's rows are not written
 
 

@@ -81,6 +81,9 @@ class Opener:
             session.resume(self._cache)
         if self._sessions.drafts(request):
             self._say(stream, chosen, verdict)
+        elif past is None and self._sessions.lacks(request):
+            stream.drafter = request.drafter
+            stream.drafter_off(DrafterOffReason.ABSENT)
         if past is None:
             self._tell(
                 Admitted(

@@ -72,6 +72,11 @@ class SessionFactory:
         """Whether the request asks for a drafter that this model can have."""
         return request.speculation_k > 0 and (request.drafter == "auto" or request.drafter in self.kinds)
 
+    def lacks(self, request: GenerateRequest) -> bool:
+        """Whether the request asks for a drafter that is not here. It decodes plainly: a drafter is worth time, never a refusal,
+        and the next attempt may find a worker that has it."""
+        return request.speculation_k > 0 and request.drafter not in ("auto", "none", *self.kinds)
+
     def fitting(self, request: GenerateRequest, sequence: SequenceState) -> list[DrafterKind]:
         """The drafters that can serve the request from the rows that its sequence begins with: plain decode writes no
         draft rows, and a drafter that reads them would guess from nothing."""

@@ -224,6 +224,7 @@ class Work:
         failure: Failure | None = None,
         cancel_reason: str | None = None,
         cached: int = 0,
+        drafts: bool = True,
     ) -> None:
         """The terminal. A `stop` counts the end-of-turn token, which is not emitted."""
         extra = 1 if finish == "stop" else 0
@@ -234,7 +235,11 @@ class Work:
                 completion_tokens=count + extra,
                 emitted_tokens=count,
                 stop_id=2 if extra else None,
-                spec=SpecTelemetry(rounds=max(1, count // 2), drafted=count, accepted=count // 2),
+                spec=SpecTelemetry(
+                    rounds=max(1, count // 2),
+                    drafted=count if drafts else 0,
+                    accepted=count // 2 if drafts else 0,
+                ),
             )
             for choice, count in enumerate(self.emitted)
         )

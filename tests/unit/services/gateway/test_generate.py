@@ -59,6 +59,21 @@ async def test_chat_answers_in_one_object(line: Line) -> None:
     assert body["system_fingerprint"] == "fp_" + "f" * 16
 
 
+@pytest.mark.parametrize(("drafts", "told"), [(True, ("block", 4)), (False, ("none", 0))])
+async def test_the_answer_says_what_drafted_and_what_was_asked(
+    line: Line, drafts: bool, told: tuple[str, int]
+) -> None:
+    async def script(work: Work) -> None:
+        await work.start()
+        await work.burst(ids("Hello there."))
+        await work.end(drafts=drafts)
+
+    line.worker.script = script
+    block = (await line.chat(speculation={"drafter": "block", "k": 4})).json()["burstline"]
+    assert (block["drafter"], block["k"]) == told
+    assert block["drafter_asked"] == "block"
+
+
 async def test_chat_streams_the_same_text(line: Line) -> None:
     response = await line.chat(stream=True)
     assert response.headers["content-type"].startswith("text/event-stream")
