@@ -2,7 +2,9 @@
 
 Delivery is at least once, rows are unique by request, and a message is acknowledged after its row is committed: so
 each request is counted exactly once, whatever dies. Only terminal frames count; the rest is passed over, and since most of
-a journal is that, it is read in heaps.
+a journal is that, it is read in heaps. To read and pass over a frame takes the broker 11 us (20,000 of four tokens each, 2
+cores), 1.4 % of a core at 64 streams of 20 frames a second. A subject for terminals would save that, and the one publish by
+which the server sees that a terminal follows the last frame of its own attempt, and is the only one, would be two.
 """
 
 from __future__ import annotations
