@@ -132,9 +132,7 @@ class Intake:
     def _burst(self, event: Burst) -> None:
         metrics = self._core.metrics
         metrics.tokens.inc(len(event.tokens))
-        metrics.rounds.inc(event.rounds)
-        metrics.drafted.inc(event.drafted)
-        metrics.accepted.inc(event.accepted)
+        metrics.drafts.verified(event)
         if self.fault is not None or event.choice in self.outcome.cuts:
             return  # nobody reads a cancelled choice; its usage is told by the engine's end
         logprobs = None if event.logprobs is None else logprobs_of(event.logprobs)
@@ -158,9 +156,9 @@ class Intake:
     def _drafter_changed(self, event: DrafterChosen | DrafterOff) -> None:
         """Counted and traced whatever the reason; a useless drafter is worth a line (FR-22)."""
         if isinstance(event, DrafterChosen):
-            self._core.metrics.drafters_chosen.labels(event.drafter, event.reason).inc()
+            self._core.metrics.drafts.chosen.labels(event.drafter, event.reason).inc()
             return
-        self._core.metrics.drafters_off.labels(event.drafter, event.reason).inc()
+        self._core.metrics.drafts.off.labels(event.drafter, event.reason).inc()
         if event.reason is DrafterOffReason.ACCEPTANCE:
             log.warning(
                 "drafter %s is off for a choice of request %s: %.2f tokens a verify",
@@ -171,7 +169,7 @@ class Intake:
 
     def _finished(self, event: Finished) -> None:
         self.outcome.finished[event.choice] = event
-        self._core.metrics.spent(event.telemetry)
+        self._core.metrics.drafts.spent(event.telemetry)
         self.outcome.timeline.finished(event)
         if event.choice == 0 and not self.buffer.prompt_over() and event.reason in _WHOLE:
             self.fault = EngineFault("the prompt was not scored to its end")

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from services.gpu_worker.engine.events import SpecTelemetry
+from services.gpu_worker.engine.events import Burst, SpecTelemetry
 from services.gpu_worker.engine.stats import AffinityCounts, DecodedCounts, EngineStats, PoolCounts
 from shared.protocol.messages import Terminal
 
@@ -30,29 +30,7 @@ class WorkerMetrics:
         self.tokens = counter("burstline_worker_tokens", "Completion tokens")
         self.prompt_tokens = counter("burstline_worker_prompt_tokens", "Prompt tokens")
         self.cached_tokens = counter("burstline_worker_cached_tokens", "Prompt tokens served from entries")
-        self.rounds = counter("burstline_worker_rounds", "Verify rounds")
-        self.drafted = counter("burstline_worker_drafted_tokens", "Drafted tokens")
-        self.accepted = counter("burstline_worker_accepted_tokens", "Accepted drafts")
-        self.drafted_at = counter(
-            "burstline_worker_position_drafted_tokens",
-            "Drafted tokens of ended streams, by position in their draft (1 = the first)",
-            ["position"],
-        )
-        self.accepted_at = counter(
-            "burstline_worker_position_accepted_tokens",
-            "Accepted drafts of ended streams, by position in their draft",
-            ["position"],
-        )
-        self.drafters_chosen = counter(
-            "burstline_worker_drafters_chosen",
-            "Drafters that the worker chose, by drafter and reason (gain, probe, no_gain, switch)",
-            ["drafter", "reason"],
-        )
-        self.drafters_off = counter(
-            "burstline_worker_drafters_off",
-            "Streams that lost their drafter, by drafter and reason (load, acceptance, context, absent, draft_rows)",
-            ["drafter", "reason"],
-        )
+        self.drafts = DraftMetrics(registry)
         self.parked = counter(
             "burstline_worker_parked_streams",
             "Streams set aside because a step did not fit into memory, or to give way to an older one",
@@ -87,6 +65,49 @@ class WorkerMetrics:
             registry=registry,
         )
 
+    def ended(self, terminal: Terminal) -> None:
+        """A terminal was journalled."""
+        self.cache.labels(terminal.cache_decision).inc()
+        self.prompt_tokens.inc(terminal.prompt_tokens)
+        self.cached_tokens.inc(terminal.cached_tokens)
+        self.queue_seconds.observe(terminal.queue_ns / 1e9)
+
+
+class DraftMetrics:
+    """What speculation did: rounds, drafts, and who drafted."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        counter = partial(Counter, registry=registry)
+        self.rounds = counter("burstline_worker_rounds", "Verify rounds")
+        self.drafted = counter("burstline_worker_drafted_tokens", "Drafted tokens")
+        self.accepted = counter("burstline_worker_accepted_tokens", "Accepted drafts")
+        self.drafted_at = counter(
+            "burstline_worker_position_drafted_tokens",
+            "Drafted tokens of ended streams, by position in their draft (1 = the first)",
+            ["position"],
+        )
+        self.accepted_at = counter(
+            "burstline_worker_position_accepted_tokens",
+            "Accepted drafts of ended streams, by position in their draft",
+            ["position"],
+        )
+        self.chosen = counter(
+            "burstline_worker_drafters_chosen",
+            "Drafters that the worker chose, by drafter and reason (gain, probe, no_gain, switch)",
+            ["drafter", "reason"],
+        )
+        self.off = counter(
+            "burstline_worker_drafters_off",
+            "Streams that lost their drafter, by drafter and reason (load, acceptance, context, absent, draft_rows)",
+            ["drafter", "reason"],
+        )
+
+    def verified(self, burst: Burst) -> None:
+        """A burst ended."""
+        self.rounds.inc(burst.rounds)
+        self.drafted.inc(burst.drafted)
+        self.accepted.inc(burst.accepted)
+
     def spent(self, telemetry: SpecTelemetry) -> None:
         """A stream ended: what its drafts came to."""
         for counter, counts in (
@@ -95,13 +116,6 @@ class WorkerMetrics:
         ):
             for position, count in enumerate(counts, start=1):
                 counter.labels(str(position)).inc(count)
-
-    def ended(self, terminal: Terminal) -> None:
-        """A terminal was journalled."""
-        self.cache.labels(terminal.cache_decision).inc()
-        self.prompt_tokens.inc(terminal.prompt_tokens)
-        self.cached_tokens.inc(terminal.cached_tokens)
-        self.queue_seconds.observe(terminal.queue_ns / 1e9)
 
 
 class EngineCollector(Collector):
