@@ -8,8 +8,8 @@
     tables    what is shown of these in the terminal
     decode    plain decode against the bare forward                           figures  medians and ratios
     stall     running streams beside a long prompt                            soak     faults at random, pools at their baseline
-    queue     what gateway and queue add: queue_engine computes nothing, queue_worker runs it, queue_client asks; queue_floor and
-              queue_peer compare, queue_way tells where the time went
+    queue     what gateway and queue add: queue_engine computes nothing, queue_worker runs it, queue_client asks; queue_floor,
+              queue_direct and queue_peer compare, queue_way tells where the time went
     card      what those of a card begin with: card_decode, card_spec, card_engine, card_prefill, card_restore; card_peers compares;
               card_block draws a block drafter;
               card_record is the evidence of all of them, row by row

@@ -2,7 +2,8 @@
 
 What is compared is timed in turns, so that a busy machine is as busy for each: a bare NATS request and reply between two
 processes, the hops that a request cannot do without (`queue_floor`), a request through the whole line to its first token,
-and (if it is installed) the same through LiteLLM's proxy before an instant server. The spans of those requests tell where
+and (if it is installed) the same through LiteLLM's proxy. What is *added* is told as of any proxy: the time of a request less
+the time that the same caller just had from the instant engine served directly (`queue_direct`). The spans of those requests tell where
 their time went (`queue_way`). Then many callers at once: requests and bursts a second of one gateway.
 """
 
@@ -12,7 +13,7 @@ import asyncio
 import os
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -20,9 +21,10 @@ from typing import Any, Final
 
 from services.bench.figures import quantiles
 from services.bench.queue_client import Connection, Timed
+from services.bench.queue_direct import body as direct_body
+from services.bench.queue_direct import direct
 from services.bench.queue_engine import DIGITS, stamp_us
 from services.bench.queue_floor import Floor
-from services.bench.queue_peer import body as peer_body
 from services.bench.queue_peer import proxy
 from services.bench.queue_way import way
 from services.bench.queue_worker import alphabet
@@ -71,11 +73,11 @@ def run_queue(*, litellm: Path | None, report: Callable[[str], None], rounds: in
 
 def bars(results: Results) -> list[Bar]:
     """The promises. LiteLLM's only when it was measured."""
-    bare, first = results["bare_request_reply_ms"], results["first_token_ms"]
+    bare, added = results["bare_request_reply_ms"], results["added_ms"]
     told = [
         Bar.at_most(
             "added to the first token, p50, over a bare request and reply",
-            round(first["p50"] / bare["p50"], 2),
+            round(added["p50"] / bare["p50"], 2),
             LIMIT_OVER_BARE,
             "times",
         )
@@ -83,8 +85,9 @@ def bars(results: Results) -> list[Bar]:
     peer = results["litellm"]
     if "first_token_ms" in peer:
         for name in ("p50", "p99"):
-            ratio = round(first[name] / peer["first_token_ms"][name], 3)
-            told.append(Bar.at_most(f"first token beside LiteLLM, {name}", ratio, 1.0, "times"))
+            for key, what in (("first_token_ms", "first token"), ("added_ms", "added")):
+                ratio = round(results[key][name] / peer[key][name], 3)
+                told.append(Bar.at_most(f"{what} beside LiteLLM, {name}", ratio, 1.0, "times"))
     return told
 
 
@@ -126,56 +129,80 @@ async def _measure(
     async with AsyncExitStack() as stack:
         floor = await Floor.open(line.nats_url)
         stack.push_async_callback(floor.close)
-        peer, why = await _peer(stack, litellm, folder, report)
+        backend = await stack.enter_async_context(direct(folder))
+        plain = await stack.enter_async_context(Connection(backend, ""))
+        peer, why = await _peer(stack, litellm, folder, backend, report)
         ours = await stack.enter_async_context(Connection(line.gateway_url, line.key))
         report("one request at a time")
-        streams, theirs = await _in_turns(floor, ours, peer, rounds)
+        streams, straight, theirs = await _in_turns(floor, ours, plain, peer, rounds)
         report(f"{CALLERS} callers at once")
         busy = await _busy(line)
         hops = floor.figures()
+        bare = hops.pop("bare")
+        first = [timed.first_text_ms() for timed in streams]
         digits = {token: place for place, token in enumerate(alphabet(POCKET))}
         return {
             "rounds": rounds,
-            "bare_request_reply_ms": hops.pop("bare"),
+            "bare_request_reply_ms": bare,
             "floor_ms": hops,
-            "first_token_ms": quantiles([timed.first_text_ms() for timed in streams]),
+            "direct_ms": quantiles(straight),
+            **_told(first, straight, bare["p50"]),
             "way_ms": await way(TraceStore(folder / "data" / TRACES_FILE), streams),
             "burst_ms": quantiles([late for timed in streams for late in _burst_ms(timed, digits)]),
             "one_gateway": busy,
-            "litellm": {"first_token_ms": quantiles(theirs)} if theirs else {"not_measured": why},
+            "litellm": _told(theirs, straight, bare["p50"]) if theirs else {"not_measured": why},
         }
 
 
 async def _peer(
-    stack: AsyncExitStack, environment: Path | None, folder: Path, report: Callable[[str], None]
+    stack: AsyncExitStack, environment: Path | None, folder: Path, backend: str, report: Callable[[str], None]
 ) -> tuple[Connection | None, str]:
     """A connection to LiteLLM's proxy, or why there is none."""
     if environment is None:
         return None, "no virtual environment with litellm[proxy] was named (--litellm)"
     report("LiteLLM's proxy starts")
     try:
-        url, key = await stack.enter_async_context(proxy(environment, folder))
+        url, key = await stack.enter_async_context(proxy(environment, folder, backend))
     except (BurstlineError, TimeoutError, OSError) as error:
         return None, f"its proxy did not come up: {error or type(error).__name__}"
     return await stack.enter_async_context(Connection(url, key)), ""
 
 
 async def _in_turns(
-    floor: Floor, ours: Connection, peer: Connection | None, rounds: int
-) -> tuple[list[Timed], list[float]]:
-    """Our streams, and milliseconds to LiteLLM's first token; the floor takes its own times."""
+    floor: Floor, ours: Connection, plain: Connection, peer: Connection | None, rounds: int
+) -> tuple[list[Timed], list[float], list[float]]:
+    """Our streams, and milliseconds to the first token directly and through LiteLLM; the floor takes its own times."""
     streams: list[Timed] = []
+    straight: list[float] = []
     theirs: list[float] = []
     for place in range(rounds + WARM_UP):
         await floor.round()
         streams.append(await ours.stream(_body(BURSTS)))
+        straight.append((await plain.stream(direct_body(BURSTS * DIGITS))).first_text_ms())
         if peer is not None:
-            theirs.append((await peer.stream(peer_body(BURSTS))).first_text_ms())
+            theirs.append((await peer.stream(direct_body(BURSTS * DIGITS))).first_text_ms())
         if place == WARM_UP - 1:
             floor.clear()
             streams.clear()
+            straight.clear()
             theirs.clear()
-    return streams, theirs
+    return streams, straight, theirs
+
+
+def _told(first: Sequence[float], straight: Sequence[float], bare_p50: float) -> Results:
+    """The whole, and what is added: `added_ms` a quantile less the direct server's, `paired_added_ms` quantiles of each
+    round's difference."""
+    whole, plain = quantiles(list(first)), quantiles(list(straight))
+    added = {name: round(whole[name] - plain[name], 2) for name in ("p50", "p99")}
+    return {
+        "first_token_ms": whole,
+        "added_ms": added,
+        "paired_added_ms": quantiles([one - other for one, other in zip(first, straight, strict=True)]),
+        "over_bare_p50": {
+            "whole": round(whole["p50"] / bare_p50, 2),
+            "added": round(added["p50"] / bare_p50, 2),
+        },
+    }
 
 
 def _burst_ms(timed: Timed, digits: dict[int, int]) -> list[float]:

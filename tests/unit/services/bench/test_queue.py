@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import json
 from dataclasses import replace
@@ -13,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.bench.queue import _burst_ms, bars
+from services.bench.queue import _burst_ms, _told, bars
 from services.bench.queue_client import Connection, Timed, _events
+from services.bench.queue_direct import body, direct, events
 from services.bench.queue_engine import DIGITS, InstantEngine, digits_of, dims, stamp_us
-from services.bench.queue_peer import _answer, body
 from services.bench.queue_way import way
 from services.gpu_worker.engine.events import Burst, Finished, FinishReason
 from services.gpu_worker.engine.requests import GenerateRequest, SamplingParams
@@ -78,35 +77,41 @@ def test_a_burst_is_timed_from_its_making_to_the_event_that_completes_it() -> No
     assert _burst_ms(Timed(sent_ns=0, events=events), digits) == [2.0]
 
 
-def _results(first: float, peer: float | None) -> dict[str, Any]:
-    figures = {"p50": first, "p99": first}
-    theirs = {"not_measured": "why"} if peer is None else {"first_token_ms": {"p50": peer, "p99": peer}}
-    return {"bare_request_reply_ms": {"p50": 1.0}, "first_token_ms": figures, "litellm": theirs}
+def _results(added: float, peer: float | None) -> dict[str, Any]:
+    theirs = {"not_measured": "why"} if peer is None else _told([peer + 1.0], [1.0], 1.0)
+    return {"bare_request_reply_ms": {"p50": 1.0}, "litellm": theirs} | _told([added + 1.0], [1.0], 1.0)
 
 
 def test_bars_hold_and_break_and_without_litellm_none_is_told_of_it() -> None:
-    assert [bar.holds for bar in bars(_results(3.9, 5.0))] == [True, True, True]
-    assert [bar.holds for bar in bars(_results(4.1, 4.0))] == [False, False, False]
+    assert [bar.holds for bar in bars(_results(3.9, 5.0))] == [True] * 5
+    assert [bar.holds for bar in bars(_results(4.1, 4.0))] == [False] * 5
     assert len(bars(_results(1.0, None))) == 1
 
 
-async def test_the_caller_reads_the_instant_servers_stream_and_tells_a_stream_without_text() -> None:
-    over = asyncio.Event()
+def test_what_is_added_stands_beside_the_whole_and_a_rounds_difference_is_its_own() -> None:
+    told = _told([5.0, 9.0, 6.0], [1.0, 2.0, 3.0], 0.5)
+    assert told["first_token_ms"]["p50"] == 6.0
+    assert told["added_ms"]["p50"] == 4.0
+    assert told["paired_added_ms"]["p50"] == 4.0
+    assert told["paired_added_ms"]["max"] == 7.0
+    assert told["over_bare_p50"] == {"whole": 12.0, "added": 8.0}
 
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await _answer(reader, writer)
-        await writer.wait_closed()
-        over.set()
 
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    async with Connection(f"http://127.0.0.1:{port}", "none") as connection:
-        for words in (1, 3):
-            timed = await connection.stream(body(words))
-            assert len(timed.events) == words + 1
+async def test_the_caller_reads_the_direct_servers_stream(tmp_path: Path) -> None:
+    async with direct(tmp_path) as url, Connection(url, "none") as connection:
+        for tokens, bursts in ((1, 1), (DIGITS + 1, 2)):
+            timed = await connection.stream(body(tokens))
+            assert len(timed.events) == bursts + 1
             assert timed.first_text_ms() > 0
-    server.close()
-    await asyncio.wait_for(over.wait(), 10)  # no connection outlives the loop
+
+
+async def test_the_direct_server_tells_every_token_once() -> None:
+    rows = [row async for row in events(2 * DIGITS + 3)]
+    texts = [json.loads(row[6:])["choices"][0]["delta"].get("content", "") for row in rows[:-1]]
+    assert [len(text) for text in texts] == [DIGITS, DIGITS, 3, 0]
+
+
+def test_a_stream_without_text_is_told() -> None:
     with pytest.raises(Unavailable):
         Timed(sent_ns=0, events=()).first_text_ms()
 
