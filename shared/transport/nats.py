@@ -101,9 +101,11 @@ class NatsWire:
                     user_credentials=str(access.credentials_file) if access.credentials_file else None,
                 )
         except (TimeoutError, nats_errors.Error, OSError, ImportError) as error:
+            reason = redact(
+                self._last_error or str(error) or "no answer"
+            )  # hanging up may fail too, and tell of that
             self._closing = True
             await self._client.close()
-            reason = redact(self._last_error or str(error) or "no answer")
             raise Unavailable(
                 f"no connection to NATS at {redact(url)} within {timeout:g} s: {reason}. BURSTLINE_NATS_URL says where "
                 "it is; `burstline up` brings its own"
