@@ -190,11 +190,12 @@ def queue(
         results = run_queue(litellm=litellm, report=_progress)
     Console().print_json(data=results)
     told = queue_bars(results)
+    command = "bench queue --litellm VENV" if litellm else "bench queue"
     if "not_measured" in results["litellm"] and all(bar.holds for bar in told):
-        _write(json_file, "bench queue", results, told)
+        _write(json_file, command, results, told)
         sys.stderr.write(f"burstline: LiteLLM was not measured: {results['litellm']['not_measured']}\n")
         raise typer.Exit(2)
-    _end("bench queue", results, told, json_file)
+    _end(command, results, told, json_file)
 
 
 def _write(json_file: Path | None, command: str, shown: dict[str, Any], told: list[Bar]) -> None:
