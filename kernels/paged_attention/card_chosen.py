@@ -119,18 +119,17 @@ def _marks_kernel(
     if keys > most:
         digits = tl.arange(0, 256)
         for level in tl.static_range(4):
-            shift: tl.constexpr = 24 - 8 * level
             count = tl.zeros([256], tl.int32)
             for at in range(0, keys, STEP):
                 found = _ordered(tl.load(source + at + k, mask=at + k < keys, other=0.0))
                 open_ = at + k < keys
                 if level > 0:
-                    open_ = open_ & ((found ^ least) >> (shift + 8) == 0)
-                count += tl.histogram(((found >> shift) & 255).to(tl.int32), 256, mask=open_)
+                    open_ = open_ & ((found ^ least) >> (32 - 8 * level) == 0)
+                count += tl.histogram(((found >> (24 - 8 * level)) & 255).to(tl.int32), 256, mask=open_)
             reach = tl.sum(count) - tl.cumsum(count, 0) + count
             digit = tl.max(tl.where(reach >= left, digits, 0))
             left -= tl.sum(tl.where(digits > digit, count, 0))
-            least = least | (digit.to(tl.uint32) << shift)
+            least = least | (digit.to(tl.uint32) << (24 - 8 * level))
     for at in range(0, keys, STEP):
         found = _ordered(tl.load(source + at + k, mask=at + k < keys, other=0.0))
         same = ((found == least) & (at + k < keys)).to(tl.int32)

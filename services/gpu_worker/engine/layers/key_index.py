@@ -61,13 +61,14 @@ class Index:
         normed = F.layer_norm(
             key.float(), (self._widths.width,), self._weights.norm, self._weights.bias, _EPS
         ).to(key.dtype)
-        return norm_rope.qk_rope(normed[:, None], self._one, at.cos_sin)[:, 0], weights * self._scale
+        turned = norm_rope.qk_rope(normed[:, None], self._one, at.cos_sin)[:, 0]
+        return turned.to(key.dtype), weights * self._scale
 
     def choose(self, plane: int, latent: Tensor, weights: Tensor, at: AttentionStep) -> AttentionStep:
         """The step over the chosen keys, once the rows are written; `latent` [M, query_rank], `weights` of `keys`."""
         rows = matmul.linear(latent, self._weights.query, prefill=at.prefill)
         query = norm_rope.qk_rope(rows.unflatten(1, (self._widths.heads, -1)), self._one, at.cos_sin)
-        step = paged.narrowed(plane, query, weights, at, self._widths.most)
+        step = paged.narrowed(plane, query.to(rows.dtype), weights, at, self._widths.most)
         self._rows, self._plans = at.cos_sin, step.plans
         return step
 
