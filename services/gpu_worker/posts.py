@@ -58,12 +58,12 @@ class Posts:
         post.rung = True
         return True
 
-    def fill(self, places: int) -> None:
-        """Let polls stand, those of the own queue first, as long as there are more places than polls."""
+    def fill(self, places: int, *, but: Callable[[str], bool] = lambda subject: False) -> None:
+        """Let polls stand, those of the own queue first, as long as there are more places than polls; none `but` names."""
         for subject in sorted(reversed(self._heard), key=lambda heard: not heard.startswith(self._own)):
             if len(self._posts) >= places:
                 return
-            if subject not in self._posts:
+            if subject not in self._posts and not but(subject):
                 self._posts[subject] = _Post(asyncio.create_task(self._poll(subject)))
 
     def wants(self, subject: str) -> bool:

@@ -5,6 +5,8 @@ One request is taken at a time, so what nobody has room for stays in the queue; 
 nothing here, once others had the time to take it. While nothing is known to wait, long polls stand on the subjects that were
 heard of last (`services.gpu_worker.posts`). In the pull groups of its own queue a worker goes before the others
 (`shared.protocol.subjects`), who take only what it has left there from one look to the next, because it is full, or gone.
+
+A lane that cannot be pulled from rests for itself (`services.gpu_worker.setbacks`); the others go on.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ from typing import Any, Final
 
 from services.gpu_worker.posts import Posts
 from services.gpu_worker.room import Room
+from services.gpu_worker.setbacks import Setbacks
 from services.gpu_worker.turns import Turns
+from shared.clock import SYSTEM, Clock
 from shared.errors import BurstlineError
 from shared.outage import Outage
 from shared.protocol import subjects
@@ -24,7 +28,6 @@ from shared.transport.base import Delivery, PullConsumer, Subscription, Transpor
 
 log = logging.getLogger(__name__)
 
-_FAULT_PAUSE_S: Final = 0.5
 _FAR: Final = 10  # of so many looks one goes over the requests of all fingerprints
 _MANNERS_S: Final = 0.05  # a full worker leaves a newcomer so long to those who have room
 
@@ -46,6 +49,7 @@ class Puller:
         taken: Callable[[str], None],
         seen: Callable[[Mapping[str, int]], None],
         gone: Callable[[str], bool],
+        clock: Clock = SYSTEM,
     ) -> None:
         """`wait_s` is the length of a long poll, `look_s` the time between two looks;
         `taken` is told the queue of every delivery, `seen` what every look saw: requests by subject, claimed or not.
@@ -67,7 +71,8 @@ class Puller:
         self._posts = Posts(self._own, self._poll)
         self._wake = asyncio.Event()
         self._stopping = False
-        self._outage = Outage(log, "pulls of work")
+        self._looking = Outage(log, "looks for work", clock=clock)
+        self._setbacks = Setbacks(Outage(log, "pulls of work", clock=clock), clock)
         room.on_free = self._wake.set
 
     def stop(self) -> None:
@@ -82,7 +87,7 @@ class Puller:
         async for bell in bells:
             subject = subjects.rung(bell.subject)
             if not self._posts.answers(subject):
-                self._turns.heard(subject)
+                self._heard(subject)
                 self._wake.set()
         raise BurstlineError("the subscription to new requests ended")
 
@@ -91,10 +96,10 @@ class Puller:
         while True:
             try:
                 await self._look()
-                self._outage.worked()
+                self._looking.worked()
                 self._wake.set()
             except BurstlineError as error:
-                self._outage.failed(error.code)
+                self._looking.failed(error.code)
             await asyncio.sleep(self._look_s)
 
     async def _look(self) -> None:
@@ -108,7 +113,14 @@ class Puller:
                 for subject, count in far.items()
                 if self._gone(subjects.fingerprint_of(subject))
             }
-        self._turns.looked(counts)
+        self._turns.looked(
+            {subject: count for subject, count in counts.items() if not self._setbacks.resting(subject)}
+        )
+
+    def _heard(self, subject: str) -> None:
+        """Something came; where pulls fail it is left to a look after the rest."""
+        if not self._setbacks.resting(subject):
+            self._turns.heard(subject)
 
     # ---- taking it -------------------------------------------------------------------------------------------------
 
@@ -130,7 +142,7 @@ class Puller:
 
     def _look_at_posts(self) -> None:
         for subject in self._posts.over():
-            self._turns.heard(subject)
+            self._heard(subject)
 
     async def _take_newcomers(self) -> bool:
         """The room is full: the first of every subject of which nothing is here. Whether there was any."""
@@ -150,9 +162,9 @@ class Puller:
             delivery = await self._transport.take(spec, priority=priority)
         except BurstlineError as error:
             self._turns.empty(subject)  # a look finds it again
-            self._outage.failed(error.code)
-            await asyncio.sleep(_FAULT_PAUSE_S)
+            self._setbacks.failed(subject, error.code)
             return
+        self._setbacks.worked(subject)
         if delivery is None:
             self._turns.empty(subject)
             return
@@ -161,7 +173,7 @@ class Puller:
 
     async def _rest(self) -> None:
         """Until there may be something to do, with long polls if there is room."""
-        self._posts.fill(self._room.free)
+        self._posts.fill(self._room.free, but=self._setbacks.resting)
         waking = asyncio.create_task(self._wake.wait())
         waits: list[asyncio.Task[Any]] = [waking, *self._posts.standing]
         try:
@@ -177,12 +189,12 @@ class Puller:
                 spec = subjects.work_consumer(subject, ack_wait_s=self._ack_wait_s)
                 self._consumers[subject] = await self._transport.ensure_consumer(spec)
             deliveries = await self._consumers[subject].fetch(limit=1, timeout=self._wait_s)
+            self._setbacks.worked(subject)
             await self._accept(deliveries)
             if not self._posts.wants(subject):
                 await self._consumers.pop(subject).close()
         except BurstlineError as error:
-            self._outage.failed(error.code)
-            await asyncio.sleep(_FAULT_PAUSE_S)
+            self._setbacks.failed(subject, error.code)
             return False
         return bool(deliveries)
 

@@ -11,10 +11,13 @@ import pytest
 from services.gpu_worker.posts import MOST
 from services.gpu_worker.pull import Puller
 from services.gpu_worker.room import Room
+from services.gpu_worker.setbacks import FIRST_S
+from shared.clock import SYSTEM, Clock, ManualClock
 from shared.errors import Unavailable
 from shared.protocol import subjects
 from shared.protocol.messages import Priority
-from shared.transport.base import Delivery
+from shared.protocol.subjects import ConsumerSpec
+from shared.transport.base import Delivery, PullConsumer
 from shared.transport.memory import MemoryServer, MemoryTransport
 from tests.waiting import until
 
@@ -52,7 +55,7 @@ class _Desk:
 
 @asynccontextmanager
 async def _desk(
-    limit: int, *, guests: int = 0, bells: bool = True, look_s: float = 0.02
+    limit: int, *, guests: int = 0, bells: bool = True, look_s: float = 0.02, clock: Clock = SYSTEM
 ) -> AsyncIterator[_Desk]:
     transport = MemoryServer().transport()
     await transport.ensure_stream(subjects.REQUESTS)
@@ -69,6 +72,7 @@ async def _desk(
         taken=desk.queues.append,
         seen=lambda counts: None,
         gone=lambda fingerprint: False,
+        clock=clock,
     )
     heard = await transport.subscribe(subjects.bells(FINGERPRINT) if bells else "nothing")
     tasks = [asyncio.create_task(desk.puller.listen(heard)), asyncio.create_task(desk.puller.look_around())]
@@ -179,6 +183,55 @@ async def test_fr_102_a_failing_take_is_tried_again_and_told_once(
             await desk.put("x")
             await until(lambda: desk.started == ["x"])
         assert [record.levelname for record in caplog.records].count("ERROR") == 0
+
+
+def _break(monkeypatch: pytest.MonkeyPatch, desk: _Desk, tenants: set[str]) -> list[str]:
+    """Pulls on the lanes of these tenants fail from now on; answers the durables of those that did."""
+    take, ensure = desk.transport.take, desk.transport.ensure_consumer
+    lanes = {subjects.request_shared(FINGERPRINT, "normal", tenant): tenant for tenant in tenants}
+    tries: list[str] = []
+
+    def check(spec: ConsumerSpec) -> None:
+        tenant = lanes.get(spec.filter_subject)
+        if tenant in tenants:
+            tries.append(tenant)
+            raise Unavailable("no leader")
+
+    async def taking(spec: ConsumerSpec, *, priority: int = 0) -> Delivery | None:
+        check(spec)
+        return await take(spec, priority=priority)
+
+    async def ensuring(spec: ConsumerSpec) -> PullConsumer:
+        check(spec)
+        return await ensure(spec)
+
+    monkeypatch.setattr(desk.transport, "take", taking)
+    monkeypatch.setattr(desk.transport, "ensure_consumer", ensuring)
+    return tries
+
+
+async def test_fr_102_lanes_that_fail_delay_no_other_and_are_left_alone_for_their_rest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With a clock that stands still: each is tried once, and the sound lane's requests come meanwhile."""
+    clock, bad = ManualClock(), {f"bad{number}" for number in range(12)}
+    async with _desk(64, clock=clock) as desk:
+        tries = _break(monkeypatch, desk, bad)
+        for tenant in sorted(bad):
+            await desk.put(tenant, tenant=tenant)
+        async with asyncio.timeout(5):  # half a second each would be six
+            for number in range(20):
+                await desk.put(f"good{number}", tenant="good")
+                await desk.put("more", tenant="bad0")
+                await until(lambda number=number: desk.started[-1:] == [f"good{number}"])
+        assert sorted(tries) == sorted(bad)
+        for rest_s in (FIRST_S, 2 * FIRST_S):
+            tries.clear()
+            clock.advance(rest_s)
+            await until(lambda: set(tries) == bad)
+        bad.clear()
+        clock.advance(4 * FIRST_S)
+        await until(lambda: len(desk.started) == 20 + 12 + 20)
 
 
 @pytest.mark.parametrize("limit", [1, 2])
