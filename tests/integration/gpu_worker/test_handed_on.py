@@ -5,11 +5,16 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
+
+from services.gpu_worker.posts import MOST
 from shared.clock import SYSTEM
 from shared.protocol import codec, subjects
 from shared.protocol.messages import GenerateRequest, Started, Terminal
+from shared.protocol.subjects import ConsumerSpec
 from tests.integration.gpu_worker.process import (
     DEADLINE_S,
     NO_CACHE,
@@ -65,6 +70,57 @@ async def test_c2_a_worker_that_comes_back_takes_nothing_from_the_one_that_took_
     assert taken.tokens == whole.tokens
     kinds = [type(one) for one in await _journal(client, "cut")]
     assert (kinds.count(Started), kinds.count(Terminal), kinds[-1]) == (2, 1, Terminal)
+
+
+async def test_c2_requests_that_lie_in_the_polls_of_a_stopped_worker_are_taken_over_in_time(
+    nats_url: str, client: Client, broker: ScriptedBroker, tiny_model: Path, tmp_path: Path
+) -> None:
+    """As many as it may have polls: each was handed to it, none was read, and none waits longer than one would."""
+    tenants = [f"tenant{number}" for number in range(MOST)]
+    options = {"ack_wait_s": ACK_WAIT_S, "pull_wait_s": "60"}
+    with worker_process(nats_url, tmp_path, tiny_model, "w1", **options) as first:
+        await client.find_worker("w1")
+        lanes = [subjects.request_shared(client.fingerprint, "normal", tenant) for tenant in tenants]
+        for tenant in tenants:
+            await client.enqueue(_of(client, tenant, "before"))
+            await client.ended(f"{tenant}-before")
+        await _all_lanes(client, lanes, "num_waiting")
+        first.send_signal(signal.SIGSTOP)
+        with worker_process(nats_url, tmp_path, tiny_model, "w2", **options):
+            await client.find_worker("w2")
+            handed_ns = SYSTEM.monotonic_ns()
+            for tenant in tenants:
+                await client.enqueue(_of(client, tenant, "after"))
+            await _all_lanes(client, lanes, "num_ack_pending")  # every one lies in a poll of the first
+            states = await asyncio.gather(
+                *(client.until(f"{tenant}-after", lambda state: bool(state.worker_id)) for tenant in tenants)
+            )
+            takeover_s = (SYSTEM.monotonic_ns() - handed_ns) / 1e9
+            ends = [await client.ended(f"{tenant}-after") for tenant in tenants]
+    assert {state.worker_id for state in states} == {"w2"}
+    assert float(ACK_WAIT_S) - 0.5 <= takeover_s <= float(ACK_WAIT_S) + 1 + SLACK_S
+    assert [terminal.attempt for _, terminal in ends] == [1] * MOST
+
+
+def _of(client: Client, tenant: str, when: str) -> GenerateRequest:
+    plain = client.request(f"{tenant}-{when}", PROMPT[:40], max_tokens=4, cache=NO_CACHE)
+    return msgspec.structs.replace(
+        plain, tenant=tenant, namespace=msgspec.structs.replace(plain.namespace, tenant=tenant)
+    )
+
+
+async def _all_lanes(client: Client, lanes: Sequence[str], count: str) -> None:
+    """Until the server says one (`count`) of each lane's consumer."""
+    specs = [subjects.work_consumer(lane, ack_wait_s=float(ACK_WAIT_S)) for lane in lanes]
+    async with asyncio.timeout(DEADLINE_S):
+        while any([await _told(client, spec, count) != 1 for spec in specs]):  # noqa: ASYNC110 - the server knows
+            await asyncio.sleep(0.05)
+
+
+async def _told(client: Client, spec: ConsumerSpec, count: str) -> int:
+    call = f"$JS.API.CONSUMER.INFO.{spec.stream}.{spec.durable}"
+    answer = await client.transport.request(call, b"", timeout=5)
+    return int(msgspec.json.decode(answer).get(count, -1))
 
 
 def _ways_out(port: int) -> float:
