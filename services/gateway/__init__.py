@@ -21,4 +21,5 @@ out     answer, choice      tokens to events       detokenize, stops, parsers   
         sse, faults         streams, errors        telling     to one reader, from where it is
         generate            all of it, in order    several     prompts of one call
 whole   app, service        the process, its parts config, metrics
+        openapi             /openapi.json
 """

@@ -6,7 +6,6 @@ import asyncio
 import logging
 from http import HTTPStatus
 
-from fastapi import FastAPI
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -14,6 +13,7 @@ from starlette.requests import Request
 from services.gateway import faults
 from services.gateway.config import GatewaySettings
 from services.gateway.middleware import Surround, context_of
+from services.gateway.openapi import Application
 from services.gateway.routes import completions, health, models, streams
 from services.gateway.service import Gateway, load_models
 from shared import telemetry
@@ -30,9 +30,9 @@ _LAST_WORDS_S = 2.0
 """What streams that did not end in time get to say so."""
 
 
-def create_app(gateway: Gateway) -> FastAPI:
+def create_app(gateway: Gateway) -> Application:
     """The application around `gateway`, which must be `running` while it serves."""
-    app = FastAPI(title="Burstline", redirect_slashes=False)
+    app = Application(title="Burstline", redirect_slashes=False)
     for group in (completions, streams, models, health):
         app.include_router(group.router(gateway))
     app.add_exception_handler(BurstlineError, _refuse)

@@ -8,12 +8,13 @@ framework: other methods, and the description of the API.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from fastapi import APIRouter, Request, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from services.gateway.generate import GenerationResponse
+from services.gateway.openapi import request_body
 from services.gateway.schemas.chat import ChatRequest
 from services.gateway.schemas.completions import CompletionRequest
 from services.gateway.service import Gateway
@@ -54,24 +55,14 @@ def router(gateway: Gateway) -> APIRouter:
     """The generation endpoints."""
     routes = APIRouter(prefix="/v1")
 
-    @routes.post("/chat/completions", openapi_extra=_body(ChatRequest))
+    @routes.post("/chat/completions", openapi_extra=request_body(ChatRequest))
     async def chat(request: Request) -> Response:
         """Answer a conversation."""
         return GenerationResponse(gateway, request, ChatRequest)
 
-    @routes.post("/completions", openapi_extra=_body(CompletionRequest))
+    @routes.post("/completions", openapi_extra=request_body(CompletionRequest))
     async def complete(request: Request) -> Response:
         """Continue a raw prompt."""
         return GenerationResponse(gateway, request, CompletionRequest)
 
     return routes
-
-
-def _body(schema: type[ChatRequest] | type[CompletionRequest]) -> dict[str, Any]:
-    """The body's schema for /openapi.json; it is read and validated by our own reader (`body.py`)."""
-    return {
-        "requestBody": {
-            "required": True,
-            "content": {"application/json": {"schema": schema.model_json_schema()}},
-        }
-    }
