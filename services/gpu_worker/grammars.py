@@ -1,4 +1,4 @@
-"""Grammars of requests, compiled for the model that this worker serves. Compiling takes milliseconds and happens in a thread."""
+"""Grammars of requests, compiled for the model that this worker serves. Compiling happens in a thread."""
 
 from __future__ import annotations
 

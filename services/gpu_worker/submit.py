@@ -18,7 +18,8 @@ from shared.protocol.messages import Failure
 async def submit(
     core: Core, intake: Intake, choices: Sequence[GenerateRequest], grammar: str | UnsetType
 ) -> Failure | None:
-    """Submit them, each to follow the `grammar`; why not, if it or the engine refuses. A cancellation that came meanwhile is passed on."""
+    """Submit them, each to follow the `grammar`; why not, if it or the engine refuses. A cancellation that came
+    meanwhile is passed on."""
     engine_id = choices[0].request_id
     intake.submitted = True
     try:

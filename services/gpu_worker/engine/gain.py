@@ -2,9 +2,10 @@
 
     gain = tokens a verify x t_plain / (drafts x t_draft + t_verify)
 
-Times are of launches of one width, measured once when the engine starts, for a few batches (`trials`). Tokens and drafts a verify are
-running averages over the streams of each drafter. Above the spec gate's bounds this decides (`scheduler.speculation`), and
-which drafter a stream gets that leaves it to the worker (`choice`); which tokens a stream has never depends on it.
+Times are of launches of one width, measured once when the engine starts, for a few batches (`trials`). Tokens and drafts a
+verify are running averages over the streams of each drafter. Above the spec gate's bounds this decides
+(`scheduler.speculation`), and which drafter a stream gets that leaves it to the worker (`choice`); which tokens a stream has
+never depends on it.
 """
 
 from __future__ import annotations

@@ -77,9 +77,7 @@ class GenerateRequest(Message, frozen=True, kw_only=True):
     priority: Priority
     created_ns: int
     deadline_ns: int  # absolute; a worker does not start an expired request
-    grammar: str | UnsetType = (
-        UNSET  # what each choice has to follow (shared/grammar.py); not on the wire without one
-    )
+    grammar: str | UnsetType = UNSET  # what each choice follows; absent = nothing, no byte
 
     @property
     def to_score(self) -> int:

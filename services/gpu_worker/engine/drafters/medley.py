@@ -99,8 +99,8 @@ class Medley:
         return self._offered
 
     def width(self) -> int:
-        """Drafts of the round that follows; a probe asks for some even where none are expected to pay, and for all where drafting at
-        all is what costs."""
+        """Drafts of the round that follows; a probe asks for some even where none are expected to pay, and for all
+        where drafting at all is what costs."""
         width = self._gates[self.asked].width()
         if self.asked == self.preferred:
             return width

@@ -77,7 +77,7 @@ class DenseModel:
         return logits if self._logit_cap is None else activation.soft_cap(logits, self._logit_cap)
 
     def draft_logits(self, hidden: Tensor) -> Tensor:
-        """The same."""
+        """[R, H] -> [R, V] float32: drafts are made over all ids."""
         return self.logits(hidden)
 
 

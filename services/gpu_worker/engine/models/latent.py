@@ -80,7 +80,7 @@ class LatentModel:
         return matmul.linear(hidden, self._head, out_dtype=torch.float32)
 
     def draft_logits(self, hidden: Tensor) -> Tensor:
-        """The same."""
+        """[R, H] -> [R, V] float32: drafts are made over all ids."""
         return self.logits(hidden)
 
 

@@ -73,8 +73,8 @@ class SessionFactory:
         return request.speculation_k > 0 and (request.drafter == "auto" or request.drafter in self.kinds)
 
     def lacks(self, request: GenerateRequest) -> bool:
-        """Whether the request asks for a drafter that is not here. It decodes plainly: a drafter is worth time, never a refusal,
-        and the next attempt may find a worker that has it."""
+        """Whether the request asks for a drafter that is not here. It decodes plainly: a drafter is worth time, never a
+        refusal, and the next attempt may find a worker that has it."""
         return request.speculation_k > 0 and request.drafter not in ("auto", "none", *self.kinds)
 
     def fitting(self, request: GenerateRequest, sequence: SequenceState) -> list[DrafterKind]:
