@@ -174,9 +174,8 @@ def render_chat(
         "messages": [_cover(shield, item) for item in template.messages(request.messages)]
     }
     variables["tools"] = shield.cover(tools) if tools else None
-    full, bare = (
-        shield.uncover(template.render(variables, header=header, date=date, limits=limits))
-        for header in (True, False)
+    full, bare = shield.uncover_both(
+        *(template.render(variables, header=header, date=date, limits=limits) for header in (True, False))
     )
     return _with_boundary(vocabulary, full, bare)
 

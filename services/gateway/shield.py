@@ -15,8 +15,9 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from shared.errors import InvalidRequest
 
@@ -25,8 +26,7 @@ _CLOSE: Final = "\ue0f1"
 _EDGE: Final = re.compile(f"[{_OPEN}{_CLOSE}]")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Segment:
+class Segment(msgspec.Struct, frozen=True, kw_only=True):
     """A piece of a rendered prompt: plain text, or one control token (`token` = its id)."""
 
     text: str
@@ -59,6 +59,22 @@ class ControlTokens:
         if position < len(text):
             segments.append(Segment(text=text[position:], token=None))
         return segments
+
+    def split_both(self, text: str, other: str) -> tuple[list[Segment], list[Segment]]:
+        """Both cut. Most often `other` is how `text` begins: its segments are the same then up to its end, unless that lies
+        inside a control token."""
+        segments = self.split(text)
+        left, shared = len(other) if text.startswith(other) else 0, list[Segment]()
+        for segment in segments:
+            if not left:
+                break
+            if len(segment.text) > left:
+                if segment.token is not None:
+                    return segments, self.split(other)
+                segment = Segment(text=segment.text[:left], token=None)
+            shared.append(segment)
+            left -= len(segment.text)
+        return segments, shared if shared else self.split(other)
 
     def replace(self, text: str, hide: Callable[[str], str]) -> str:
         """`text` with what a shield hides replaced: whole tokens, then the longest beginning of one at the text's end and
@@ -133,22 +149,27 @@ class Shield:
         return f"{_OPEN}{self._nonce}:{len(self._hidden) - 1}{_CLOSE}"
 
     def uncover(self, rendered: str) -> list[Segment]:
-        """The rendered prompt as segments, with the callers' text restored.
+        """The rendered prompt as segments, with the callers' text restored. Raises what `uncover_both` raises."""
+        return self._restored(self._control.split(rendered))
+
+    def uncover_both(self, rendered: str, other: str) -> tuple[list[Segment], list[Segment]]:
+        """The same of two renderings, of which the second most often begins the first.
 
         Raises:
             InvalidRequest: the template changed a mark (cut it or changed its case), so what it stands for is lost.
         """
+        segments, others = self._control.split_both(rendered, other)
+        return self._restored(segments), self._restored(others)
+
+    def _restored(self, segments: list[Segment]) -> list[Segment]:
+        if not self._hidden:
+            return segments
         return [
-            Segment(
-                text=segment.text if segment.token is not None else self._restore(segment.text),
-                token=segment.token,
-            )
-            for segment in self._control.split(rendered)
+            segment if segment.token is not None else Segment(text=self._restore(segment.text), token=None)
+            for segment in segments
         ]
 
     def _restore(self, text: str) -> str:
-        if not self._hidden:
-            return text
         mark = re.compile(f"{_OPEN}{self._nonce}:([0-9]+){_CLOSE}")
         if _EDGE.search(mark.sub("", text)):
             raise InvalidRequest(

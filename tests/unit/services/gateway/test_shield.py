@@ -36,6 +36,21 @@ def test_the_longest_control_token_wins_wherever_several_begin(texts: list[str],
 
 
 @settings(deadline=None, max_examples=300)
+@given(
+    st.lists(_TEXTS, max_size=6, unique=True),
+    st.text("<x|>y", max_size=24),
+    st.text("<x|>y", max_size=4),
+    st.data(),
+)
+def test_a_text_and_its_beginning_are_cut_as_each_alone_is(
+    texts: list[str], text: str, other: str, data: st.DataObject
+) -> None:
+    control = ControlTokens({token: place for place, token in enumerate(texts)})
+    begins = text[: data.draw(st.integers(0, len(text)))] + data.draw(st.sampled_from(["", other]))
+    assert control.split_both(text, begins) == (control.split(text), control.split(begins))
+
+
+@settings(deadline=None, max_examples=300)
 @given(st.lists(_TEXTS, max_size=6, unique=True), st.lists(st.text("<x|>y", max_size=12), max_size=4))
 def test_callers_strings_give_no_control_token_and_come_back_whole(
     texts: list[str], strings: list[str]
