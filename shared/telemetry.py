@@ -29,6 +29,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from shared import logs
+from shared.clock import SYSTEM
 from shared.config import CommonSettings
 from shared.errors import BurstlineError
 from shared.tracestore import StoreExporter, TraceStore
@@ -93,6 +94,27 @@ class Telemetry:
             raise
         finally:
             span.end()
+
+    @contextmanager
+    def soon(
+        self, name: str, parent: Parent, attributes: Attributes | None = None
+    ) -> Iterator[dict[str, AttributeValue]]:
+        """A span over a block of a task that is nobody's parent, told in the event loop's next turn: what the block is on the
+        way to does not wait for the telling. Yields its attributes, which the block may add to. A failed one is told at once.
+        """
+        told, start_ns = dict(attributes or {}), SYSTEM.wall_ns()
+        try:
+            yield told
+        except BaseException as error:
+            span = self.start(name, parent, told, start_ns=start_ns)
+            if isinstance(error, asyncio.CancelledError | GeneratorExit):
+                span.set_attribute("burstline.cancelled", True)
+            else:
+                fail(span, error)
+            span.end()
+            raise
+        turn = asyncio.get_running_loop()
+        turn.call_soon(self.record, name, parent, start_ns, SYSTEM.wall_ns(), told)
 
     def start(
         self,

@@ -118,8 +118,7 @@ class Answer:
             return updates
         run = _Run(news.choice)
         for place, token in enumerate(news.tokens):
-            logprobs = None if news.logprobs is None else news.logprobs[place : place + 1]
-            events = choice.feed((token,), logprobs)
+            events = choice.step(token, None if news.logprobs is None else news.logprobs[place])
             if not run.joins(events):
                 updates.extend(run.close())
             run.add(choice.consumed, events, choice.take_delivered())

@@ -50,7 +50,9 @@ class ChoiceText:
         self.parser: Final = parser
         self._detokenizer = Detokenizer(vocabulary, markers=parser.markers, begins=begins)
         self._matcher = StopMatcher(stops)
-        self._min_tokens: Final = min_tokens
+        self._exempt: Final = (
+            min_tokens if any(stops) else 1 << 62
+        )  # so many tokens are not searched for stop strings
         self._seen = 0  # characters decoded
         self._shown = 0  # characters past the stop matcher
         self._waiting: deque[Delivered] = deque()
@@ -64,6 +66,10 @@ class ChoiceText:
                 break
             events.extend(self._step(token, logprobs[place] if logprobs is not None else None))
         return merge(events)
+
+    def step(self, token: int, logprobs: TokenLogprobs | None) -> list[Event]:
+        """Take one token, before any stop string."""
+        return merge(self._step(token, logprobs))
 
     def finish(self) -> list[Event]:
         """The stream ended by itself: everything held back."""
@@ -94,7 +100,7 @@ class ChoiceText:
         return events
 
     def _take(self, piece: Piece) -> list[Event]:
-        exempt = self.consumed <= self._min_tokens
+        exempt = self.consumed <= self._exempt
         events = self._show(piece.text) if exempt else self._match(piece.text)
         if piece.marker is not None and self.stop_offset is None:
             events.extend(self._show(self._matcher.flush()))

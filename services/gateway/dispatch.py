@@ -80,7 +80,7 @@ class Dispatcher:
         async with self._reading(request, keyed, running=False) as reader:
             generation = Generation(self, request, reader, keyed=keyed)
             with closing(generation):
-                with self._telemetry.span("enqueue", parent, {"messaging.destination.name": route.subject}):
+                with self._telemetry.soon("enqueue", parent, {"messaging.destination.name": route.subject}):
                     await self.enqueue(request, route.subject, headers)
                 yield generation
 

@@ -100,7 +100,7 @@ class GenerationResponse(Response):
         fields = faults.validate(self._schema, body)
         model = gateway.model(fields.model, identity)
         check_limits(fields, model, settings)
-        key = key_of(self._request.headers.get("idempotency-key"), self._request.url.path, body)
+        key = key_of(self._request.headers.get("idempotency-key"), self._request.scope["path"], body)
         if key is not None and len(parts_of(fields)) > 1:
             raise InvalidRequest(
                 "an Idempotency-Key stands for one request: give one prompt", param="Idempotency-Key"
@@ -193,27 +193,35 @@ class _Run:
         gateway, validated, root = self._gateway, self._validated, self._context.span
         gateway.queues.admit(request.namespace.fingerprint, request.tenant)
         route = await self._route(request, crew)
-        sheet = make_sheet(request, validated.fields, validated.model, route=route.reason)
+        owner = None
         if validated.key is not None:
-            other = await gateway.keys.remember(validated.identity, validated.key, sheet, root)
+            other = await gateway.keys.remember(
+                validated.identity, validated.key, self._sheet(request, route), root
+            )
             if other is not None:  # the same key came in at the same time
                 await self.tell_again(send, other)
                 return
-        telling = Telling(
-            gateway, self._context, sheet, validated.model, usage_chunk=validated.fields.usage_chunk
-        )
-        owner = None
-        if validated.key is not None:
             owner = gateway.keys.owner(validated.identity, request.request_id, root)
         enqueued = False
         try:
             async with gateway.dispatcher.open(request, route, root, keyed=owner) as generation:
                 enqueued = True
-                await telling.tell(send, generation, streamed=validated.fields.streamed)
+                fields = validated.fields
+                telling = Telling(
+                    gateway,
+                    self._context,
+                    self._sheet(request, route),
+                    validated.model,
+                    usage_chunk=fields.usage_chunk,
+                )
+                await telling.tell(send, generation, streamed=fields.streamed)
         except (Overloaded, PayloadTooLarge):  # of the queue: nothing was stored
             if owner is not None and not enqueued:
                 await owner.forget()
             raise
+
+    def _sheet(self, request: GenerateRequest, route: Route) -> AnswerSheet:
+        return make_sheet(request, self._validated.fields, self._validated.model, route=route.reason)
 
     async def answer_several(self, send: Send, parts: Sequence[GenerationFields]) -> None:
         """The same for several prompts: all are decided before the first is on the queue, and there before it is told."""

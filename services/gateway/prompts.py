@@ -49,13 +49,13 @@ class PromptMaker:
             InvalidRequest: the template refused, or the prompt has no tokens, or one that the model has not.
             Overloaded: the pool did not come to it in time.
         """
-        with self._telemetry.span("render", parent, {"burstline.model": model.name}) as span:
+        with self._telemetry.soon("render", parent, {"burstline.model": model.name}) as told:
             work = self._work(model, fields, tools)
             if not tools and is_short(fields):
                 prompt = work()
             else:
                 prompt = await self._in_time(work)
-            span.set_attribute("burstline.prompt_tokens", len(prompt.tokens))
+            told["burstline.prompt_tokens"] = len(prompt.tokens)
         param = "messages" if isinstance(fields, ChatRequest) else "prompt"
         if not prompt.tokens:
             raise InvalidRequest("the prompt has no tokens", param="prompt")

@@ -24,6 +24,7 @@ class AssistantParser:
 
     def __init__(self, *, markers: Set[str], thinking: bool = False) -> None:
         self.markers: Final = markers
+        self._tools: Final = bool(markers & TOOLS)
         self.calls = 0
         self._state: Literal["content", "thinking", "call"] = "thinking" if thinking else "content"
         self._call = ""
@@ -43,7 +44,7 @@ class AssistantParser:
         return [Reasoning(text=text)] if self._state == "thinking" else self._content(text)
 
     def _content(self, text: str) -> list[Event]:
-        if not self.markers & TOOLS:
+        if not self._tools:
             return [Content(text=text)]
         text = self._space + text
         shown = text.rstrip()
