@@ -70,15 +70,7 @@ class NatsWire:
 
     async def open(self, url: str, access: Access, timeout: float) -> None:
         """Connect for the first time; a wait is told while it lasts. Raises Unavailable."""
-        told = asyncio.get_running_loop().call_later(
-            _QUIET_S,
-            lambda: _log.warning(
-                "waiting for NATS at %s, for %g s at most: %s",
-                redact(url),
-                timeout,
-                self._last_error or "no answer yet",
-            ),
-        )
+        told = asyncio.get_running_loop().call_later(_QUIET_S, self._tell_wait, redact(url), timeout)
         try:
             async with asyncio.timeout(timeout):
                 await self._client.connect(
@@ -101,9 +93,7 @@ class NatsWire:
                     user_credentials=str(access.credentials_file) if access.credentials_file else None,
                 )
         except (TimeoutError, nats_errors.Error, OSError, ImportError) as error:
-            reason = redact(
-                self._last_error or str(error) or "no answer"
-            )  # hanging up may fail too, and tell of that
+            reason = redact(self._last_error or str(error) or "no answer")  # before hanging up fails too
             self._closing = True
             await self._client.close()
             raise Unavailable(
@@ -114,6 +104,10 @@ class NatsWire:
             told.cancel()
         self._opened = True
         self._up.set()
+
+    def _tell_wait(self, url: str, timeout: float) -> None:
+        why = self._last_error or "no answer yet"
+        _log.warning("waiting for NATS at %s, for %g s at most: %s", url, timeout, why)
 
     async def close(self) -> None:
         """End for good. Idempotent."""
