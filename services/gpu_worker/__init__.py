@@ -2,6 +2,7 @@
 
 queue    pull, turns           work as there is room         depth     how much is there
          posts                 long polls that stand         neighbours   whose workers are gone
+         setbacks              lanes that fail, at rest
          reception             deliveries become attempts    room      places, and seats for newcomers
          item                  one request's deliveries      claim     pure: what to do with a delivery; claimant makes it
 request  attempt, ways_out     one attempt, start to end     journal   what is stored of it, and the fenced writer
