@@ -98,7 +98,7 @@ class DraftMetrics:
         )
         self.off = counter(
             "burstline_worker_drafters_off",
-            "Streams that lost their drafter, by drafter and reason (load, acceptance, context, absent, draft_rows)",
+            "Streams that lost their drafter, by drafter and reason (load, acceptance, context, absent, prompt, draft_rows)",
             ["drafter", "reason"],
         )
 

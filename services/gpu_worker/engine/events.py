@@ -148,6 +148,7 @@ class DrafterOffReason(StrEnum):
     ACCEPTANCE = "acceptance"  #: too few drafts stood (the floor)
     CONTEXT = "context"  #: the end of the context is near (R-S9)
     ABSENT = "absent"  #: the worker has no such drafter
+    PROMPT = "prompt"  #: the prompt is too short for a block drafter
     DRAFT_ROWS = "draft_rows"  #: it goes on from a turn that had no drafter: the head's rows are not written
 
 

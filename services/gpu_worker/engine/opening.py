@@ -120,6 +120,6 @@ class Opener:
         elif stream.request.drafter == "auto" and first:
             self._tell(stream.chosen(chosen.reason, chosen.gains, self._clock.wall_ns()))
         elif first and not drafting:
-            stream.drafter_off(DrafterOffReason.DRAFT_ROWS)
+            stream.drafter_off(self._sessions.misfit(stream.request))
         if not drafting and stream.drafter == "none":
             stream.drafter = stream.request.drafter

@@ -7,6 +7,7 @@ from typing import Final, Protocol
 
 from torch import Tensor
 
+from services.gpu_worker.engine.events import DrafterOffReason
 from services.gpu_worker.engine.models.block_config import BlockDims
 from services.gpu_worker.engine.requests import GenerateRequest
 from services.gpu_worker.engine.sequence import SequenceState
@@ -51,6 +52,16 @@ def block_fits(
 ) -> bool:
     """Whether a block drafter may serve the request: a prompt of some length, room for blocks behind it, and its window's
     rows of whatever the sequence begins with (R-D2). Another kind of session serves it otherwise."""
+    fits = block_misfit(request, shape, context) is None
+    return fits and context.covers(sequence.ssm_slot_idx(), sequence.seq_len)
+
+
+def block_misfit(
+    request: GenerateRequest, shape: SessionShape, context: DraftContext
+) -> DrafterOffReason | None:
+    """What of the request's own length keeps a block drafter from serving it, or null."""
     prompt = len(request.tokens)
+    if prompt < LEAST_PROMPT:
+        return DrafterOffReason.PROMPT
     room = prompt + context.dims.block + SPARE_ROWS <= shape.cache_max_ctx
-    return prompt >= LEAST_PROMPT and room and context.covers(sequence.ssm_slot_idx(), sequence.seq_len)
+    return None if room else DrafterOffReason.CONTEXT

@@ -13,12 +13,13 @@ from services.gpu_worker.engine.drafters.medley import Expected
 from services.gpu_worker.engine.drafters.mtp import MtpDrafter
 from services.gpu_worker.engine.drafters.ngram import NamespaceIndex, NgramDrafter
 from services.gpu_worker.engine.drafters.propose import AnyDrafter
+from services.gpu_worker.engine.events import DrafterOffReason
 from services.gpu_worker.engine.limits import EngineLimits
 from services.gpu_worker.engine.requests import DrafterKind, GenerateRequest
 from services.gpu_worker.engine.sequence import SequenceState
 from services.gpu_worker.engine.sessions.auto import AutoSpecSession
 from services.gpu_worker.engine.sessions.base import Session
-from services.gpu_worker.engine.sessions.block_context import DraftContext, block_fits
+from services.gpu_worker.engine.sessions.block_context import DraftContext, block_fits, block_misfit
 from services.gpu_worker.engine.sessions.dspark import DsparkSpecSession
 from services.gpu_worker.engine.sessions.glm5 import Glm5SpecSession
 from services.gpu_worker.engine.sessions.mtp import SpecSession
@@ -86,6 +87,16 @@ class SessionFactory:
         if kind == "block":
             return self._block is not None and block_fits(request, sequence, self.shape, self._block)
         return kind == "ngram" or sequence.draft_valid_tokens == sequence.seq_len
+
+    def misfit(self, request: GenerateRequest) -> DrafterOffReason:
+        """Why the drafter that the request asks for, which is here, cannot serve it: its length, or the rows that its
+        sequence begins with."""
+        own = (
+            block_misfit(request, self.shape, self._block)
+            if request.drafter == "block" and self._block
+            else None
+        )
+        return own or DrafterOffReason.DRAFT_ROWS
 
     def open(
         self,

@@ -23,6 +23,7 @@ from services.gpu_worker.engine.faults import Faults, StreamKey
 from services.gpu_worker.engine.limits import EngineLimits
 from services.gpu_worker.engine.models.block_context import BlockContext
 from services.gpu_worker.engine.requests import GenerateRequest, SamplingParams
+from services.gpu_worker.engine.sessions.block_context import LEAST_PROMPT
 from services.gpu_worker.engine.sessions.dspark import DsparkSpecSession
 from tests.block_kit import VARIANTS, block_model, drafter_of
 from tests.engine_kit import (
@@ -293,6 +294,15 @@ def test_fr_8_an_entry_without_its_tail_serves_the_trunk_and_no_block() -> None:
     assert context.passes == before
     (off,) = [event for event in driver.events if isinstance(event, DrafterOff)]
     assert off.reason is DrafterOffReason.DRAFT_ROWS
+
+
+def test_a_prompt_too_short_for_a_block_drafter_is_told_as_that() -> None:
+    reasons = {}
+    for length in (LEAST_PROMPT - 1, LEAST_PROMPT):
+        driver = Driver(engine_of())
+        driver.run([item(length)])
+        reasons[length] = [event.reason for event in driver.events if isinstance(event, DrafterOff)]
+    assert reasons == {LEAST_PROMPT - 1: [DrafterOffReason.PROMPT], LEAST_PROMPT: []}
 
 
 def test_fr_35_prompt_logprobs_are_those_of_plain_decode() -> None:
