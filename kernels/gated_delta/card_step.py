@@ -21,20 +21,21 @@ from kernels.tiles import STATE_COLUMNS
 
 
 @triton.jit
-def _pending_row(row, key_at, value_at, decay_at, in_k, in_v):
-    """(key, correction, decay) of a row that has run."""
-    key = tl.load(row + key_at, mask=in_k, other=0.0)
-    return key, tl.load(row + value_at, mask=in_v, other=0.0), tl.load(row + decay_at)
+def _pending_row(row, key_at, value_at, decay_at, in_k, in_v, there):
+    """(key, correction, decay) of a row that has run; zeros, and nothing is read, where it is not `there`."""
+    key = tl.load(row + key_at, mask=in_k & there, other=0.0)
+    delta = tl.load(row + value_at, mask=in_v & there, other=0.0)
+    return key, delta, tl.load(row + decay_at, mask=there, other=0.0)
 
 
 @triton.jit
-def _new_row(row, query_at, key_at, value_at, beta_at, decay_at, in_k, in_v):
-    """(query, key, value, beta, decay) of a row that has not."""
-    query = tl.load(row + query_at, mask=in_k, other=0.0, cache_modifier=".cg")
-    key = tl.load(row + key_at, mask=in_k, other=0.0, cache_modifier=".cg")
-    value = tl.load(row + value_at, mask=in_v, other=0.0, cache_modifier=".cg")
-    beta = tl.load(row + beta_at, cache_modifier=".cg")
-    return query, key, value, beta, tl.load(row + decay_at, cache_modifier=".cg")
+def _new_row(row, query_at, key_at, value_at, beta_at, decay_at, in_k, in_v, there):
+    """(query, key, value, beta, decay) of a row that has not; zeros, and nothing is read, where it is not `there`."""
+    query = tl.load(row + query_at, mask=in_k & there, other=0.0, cache_modifier=".cg")
+    key = tl.load(row + key_at, mask=in_k & there, other=0.0, cache_modifier=".cg")
+    value = tl.load(row + value_at, mask=in_v & there, other=0.0, cache_modifier=".cg")
+    beta = tl.load(row + beta_at, mask=there, other=0.0, cache_modifier=".cg")
+    return query, key, value, beta, tl.load(row + decay_at, mask=there, other=0.0, cache_modifier=".cg")
 
 
 @triton.jit(do_not_specialize=["columns"])
@@ -81,10 +82,10 @@ def _step_kernel(
     ring = store + slot * RING * packed
     if folds > 0:
         row = ring + first % RING * packed
-        key, delta, decay = _pending_row(row, key_at, value_at, decay_at, in_k, in_v)
+        key, delta, decay = _pending_row(row, key_at, value_at, decay_at, in_k, in_v, folds > 0)
         for i in range(folds):
-            row = ring + (first + tl.minimum(i + 1, folds - 1)) % RING * packed
-            ahead = _pending_row(row, key_at, value_at, decay_at, in_k, in_v)
+            row = ring + (first + i + 1) % RING * packed
+            ahead = _pending_row(row, key_at, value_at, decay_at, in_k, in_v, i + 1 < folds)
             current = tl.fma(key[:, None], delta[None, :], current * decay)
             key, delta, decay = ahead
         if stores:
@@ -94,10 +95,12 @@ def _step_kernel(
         gdc_wait()
     first += folds
     row = ring + first % RING * packed
-    query, key, value, beta, decay = _new_row(row, query_at, key_at, value_at, beta_at, decay_at, in_k, in_v)
+    query, key, value, beta, decay = _new_row(
+        row, query_at, key_at, value_at, beta_at, decay_at, in_k, in_v, count > 0
+    )
     for t in range(count):
         here, row = row, ring + (first + t + 1) % RING * packed
-        ahead = _new_row(row, query_at, key_at, value_at, beta_at, decay_at, in_k, in_v)
+        ahead = _new_row(row, query_at, key_at, value_at, beta_at, decay_at, in_k, in_v, t + 1 < count)
         current *= decay
         delta = beta * (value - tl.sum(current * key[:, None], axis=0))
         current = tl.fma(key[:, None], delta[None, :], current)
