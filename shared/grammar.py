@@ -31,6 +31,8 @@ LIMITS: Final = LLParserLimits(
 )
 """Counts and no seconds, so that a grammar is refused on every machine or on none."""
 
+_FILE_FAULTS: Final = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
+_PANIC: Final = "PanicException"  # of pyo3, whose module cannot be imported
 _SCHEMA_FAULT: Final = "failed to compile JSON schema: "
 
 
@@ -47,8 +49,14 @@ def read_tokens(folder: Path, size: int) -> LLTokenizer:
         for token in spec.get("added_tokens") or []:
             token["special"] = _is_control(token, spec)
         return LLTokenizer(json.dumps(spec), n_vocab=size)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise GrammarRefused(f"the model's tokenizer cannot be constrained: {_line(str(error))}") from error
+    except (
+        BaseException
+    ) as error:  # a panic of the library is no Exception; what is no fault of the file goes on
+        if isinstance(error, _FILE_FAULTS) or type(error).__name__ == _PANIC:
+            raise GrammarRefused(
+                f"the model's tokenizer cannot be constrained: {_line(str(error))}"
+            ) from error
+        raise
 
 
 def _is_control(token: Mapping[str, Any], spec: Mapping[str, Any]) -> bool:
@@ -61,10 +69,13 @@ def _is_control(token: Mapping[str, Any], spec: Mapping[str, Any]) -> bool:
 
 
 def compile_grammar(source: str, tokens: LLTokenizer) -> LLMatcher:
-    """A matcher before its first token. Raises GrammarRefused."""
+    """A matcher before its first token. Raises GrammarRefused, also where no first token is found: `{"$ref": "#"}` compiles."""
     matcher = LLMatcher(tokens, source, log_level=0, limits=LIMITS)
-    if matcher.is_error():
-        raise GrammarRefused(_line(matcher.get_error()))
+    first = matcher.deep_copy()
+    if not matcher.is_error():
+        first.compute_bitmask()
+    if first.is_error():
+        raise GrammarRefused(_line(first.get_error()))
     return matcher
 
 

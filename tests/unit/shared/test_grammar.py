@@ -1,0 +1,56 @@
+"""Grammars: vocabularies that cannot be read and schemas that lead nowhere are refused in one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from shared import grammar
+from shared.config import POCKET
+from shared.grammar import GrammarRefused, compile_grammar, read_tokens
+
+SIZE = 4096
+
+
+class PanicException(BaseException):
+    """As pyo3 names the panic of a library in Rust."""
+
+
+@pytest.mark.parametrize("text", ["[]", '"x"', "{}", "[" * 100_000, '{"added_tokens": ["x"]}', "{"])
+def test_a_broken_tokenizer_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "tokenizer.json").write_text(text)
+    with pytest.raises(GrammarRefused, match="cannot be constrained"):
+        read_tokens(tmp_path, SIZE)
+
+
+def _raise(error: BaseException) -> None:
+    raise error
+
+
+def test_a_panic_of_the_library_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        grammar, "LLTokenizer", lambda *_, **__: _raise(PanicException("index 7\nout of range"))
+    )
+    with pytest.raises(GrammarRefused, match=r"cannot be constrained: index 7$"):
+        read_tokens(POCKET, SIZE)
+
+
+def test_an_interrupt_is_no_panic(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar, "LLTokenizer", lambda *_, **__: _raise(KeyboardInterrupt()))
+    with pytest.raises(KeyboardInterrupt):
+        read_tokens(POCKET, SIZE)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#"},
+        {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}},
+        {"allOf": [{"$ref": "#"}]},
+    ],
+)
+def test_a_schema_that_is_only_itself_is_refused(schema: dict[str, object]) -> None:
+    with pytest.raises(GrammarRefused):
+        compile_grammar(f"start: %json {json.dumps(schema)}", read_tokens(POCKET, SIZE))
