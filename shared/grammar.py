@@ -34,6 +34,7 @@ LIMITS: Final = LLParserLimits(
 _FILE_FAULTS: Final = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 _PANIC: Final = "PanicException"  # of pyo3, whose module cannot be imported
 _SCHEMA_FAULT: Final = "failed to compile JSON schema: "
+_REASON: Final = "error: "
 
 
 class GrammarRefused(InvalidRequest):
@@ -74,11 +75,20 @@ def compile_grammar(source: str, tokens: LLTokenizer) -> LLMatcher:
     first = matcher.deep_copy()
     if not matcher.is_error():
         first.compute_bitmask()
+    if matcher.is_error():
+        raise GrammarRefused(_line(matcher.get_error()))
     if first.is_error():
-        raise GrammarRefused(_line(first.get_error()))
+        raise GrammarRefused(
+            f"no answer can begin (a schema that is only itself?): {_line(first.get_error())}"
+        )
     return matcher
 
 
 def _line(error: str) -> str:
-    """The part of a compiler's message that a caller can use."""
-    return error.partition(_SCHEMA_FAULT)[2].split("\n")[0][:300] or error.split("\n")[0][:300]
+    """The part of a compiler's message that a caller can use: the first line, and where it only opens a drawing of a faulty
+    pattern, the reason below that."""
+    lines = (error.partition(_SCHEMA_FAULT)[2] or error).splitlines()
+    said = lines[0] if lines else "no reason was given"
+    if said.endswith(":"):
+        said = " ".join([said, *(line.removeprefix(_REASON) for line in lines if line.startswith(_REASON))])
+    return said[:300]

@@ -52,5 +52,11 @@ def test_an_interrupt_is_no_panic(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_a_schema_that_is_only_itself_is_refused(schema: dict[str, object]) -> None:
-    with pytest.raises(GrammarRefused):
+    with pytest.raises(GrammarRefused, match="no answer can begin"):
+        compile_grammar(f"start: %json {json.dumps(schema)}", read_tokens(POCKET, SIZE))
+
+
+def test_a_faulty_pattern_is_refused_with_the_reason() -> None:
+    schema = {"type": "string", "pattern": "(a"}
+    with pytest.raises(GrammarRefused, match=r"^regex parse error: unclosed group$"):
         compile_grammar(f"start: %json {json.dumps(schema)}", read_tokens(POCKET, SIZE))
