@@ -159,15 +159,18 @@ ROW: Final = ("place", "reason", "request", "tenant", "model", "created", "promp
 
 
 def fields(one: Letter, *, tokens: bool) -> Sequence[tuple[str, object]]:
-    """Everything of a letter, for one who mends it; the prompt's ids only if asked for."""
+    """Everything of a letter, for one who mends it; what the caller said, the prompt's ids and the grammar, only if asked
+    for."""
     request = one.request
     head = [("place", one.place), ("reason", one.reason), ("bytes", one.size)]
     if request is None:
         return head
     told: list[tuple[str, object]] = [*head, ("prompt tokens", one.prompt_tokens)]
     for name, value in msgspec.structs.asdict(request).items():
-        if name != "prompt":
+        if name not in ("prompt", "grammar"):
             told.append((name, msgspec.json.encode(value).decode()))
     if tokens:
         told.append(("prompt", " ".join(map(str, unpack_tokens(request.prompt)))))
+        if request.grammar is not msgspec.UNSET:
+            told.append(("grammar", request.grammar))
     return told

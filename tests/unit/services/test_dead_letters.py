@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from services import dead_letters
@@ -41,6 +42,14 @@ async def test_a_list_tells_who_and_why_and_never_what() -> None:
     assert dict(dead_letters.fields(await dead_letters.letter(transport, first), tokens=True))["prompt"]
     with pytest.raises(NotFound):
         await dead_letters.letter(transport, 77)
+
+
+async def test_a_grammar_is_told_only_with_the_prompt() -> None:
+    transport = await _transport()
+    request = msgspec.structs.replace(make_request("r1"), grammar='start: "secret"')
+    one = await dead_letters.letter(transport, await _bury(transport, codec.encode(request)))
+    assert "secret" not in repr(dead_letters.fields(one, tokens=False))
+    assert dict(dead_letters.fields(one, tokens=True))["grammar"] == 'start: "secret"'
 
 
 async def test_requeue_makes_one_new_request_however_often_it_is_asked_for() -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from services.gpu_worker.engine.events import DrafterOff
+from services.gpu_worker.engine.events import DrafterOff, DrafterOffReason
 from services.gpu_worker.engine.limits import EngineLimits
 from services.gpu_worker.engine.requests import SamplingParams
 from tests.engine_kit import GREEDY, WARM, Driver, baseline, build, cold, prompt, request, run_one, tiny_model
@@ -89,8 +89,9 @@ def test_drafters_of_every_kind_share_a_batch() -> None:
     baseline(engine)
 
 
-def test_a_head_that_the_model_does_not_have_is_plain_decode_without_a_word() -> None:
+def test_a_head_that_the_model_does_not_have_is_plain_decode_and_told() -> None:
     driver = Driver(build(model=tiny_model(with_mtp=False)))
     outcome = driver.run([request(prompt(70), speculation_k=3)])["r", 0]
     assert outcome.end.telemetry.drafted == 0
-    assert not [event for event in driver.events if isinstance(event, DrafterOff)]
+    (told,) = [event for event in driver.events if isinstance(event, DrafterOff)]
+    assert (told.drafter, told.reason) == ("mtp", DrafterOffReason.ABSENT)
