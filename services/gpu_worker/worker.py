@@ -115,6 +115,7 @@ class Worker:
             taken=lambda queue: core.metrics.taken.labels(queue).inc(),
             seen=self._seen,
             gone=self.neighbours.gone,
+            clock=core.clock,
         )
 
     def _seen(self, counts: Mapping[str, int]) -> None:
