@@ -7,6 +7,7 @@ database_url       a fresh, empty database on the session's Postgres; dropped af
 
 from __future__ import annotations
 
+import os
 import secrets
 import tempfile
 from collections.abc import Iterator
@@ -16,6 +17,21 @@ import pytest
 
 from services.embedded.nats import NatsServer
 from services.embedded.postgres import PostgresServer
+
+
+@pytest.fixture(autouse=True)
+def _settings_stay_put() -> Iterator[None]:
+    """A test that leaves a variable of ours behind fails itself, and not one that reads its settings later."""
+    before = _ours()
+    yield
+    after = _ours()
+    for name in after.keys() - before.keys():
+        del os.environ[name]
+    assert after == before, "the test changed BURSTLINE_ variables of this process"
+
+
+def _ours() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name.startswith("BURSTLINE_")}
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -11,8 +10,8 @@ from typing import Final
 from rich.console import Console
 
 from services.prove.cover import full, quick
+from services.prove.device import Device, choose
 from services.prove.evidence import evidence
-from services.prove.models import DEVICE, DTYPE
 from services.prove.public import absence
 from services.prove.shards import LEAST_CELLS, cut, run
 from shared.clock import SYSTEM
@@ -37,9 +36,7 @@ def main(
     dtype: str | None = None,
 ) -> int:
     """Returns 0 when every bar holds, 1 when one does not, 2 when it could not measure."""
-    os.environ[DEVICE] = device
-    if dtype is not None:
-        os.environ[DTYPE] = dtype
+    choose(Device(device, dtype))
     console, began = Console(), SYSTEM.monotonic_ns()
     try:
         cells = full(seed) if everything else quick(seed)

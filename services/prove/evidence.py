@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from services.prove.models import DEVICE
+from services.prove.device import chosen
 from shared import evidence as shared_evidence
 from shared.evidence import Bar
 
@@ -22,7 +22,7 @@ def evidence(command: str, results: Mapping[str, Any], bars: Sequence[Bar]) -> d
 
 def device() -> dict[str, Any]:
     """What computed: the card that the models were put on, or the processor."""
-    return card() if os.environ.get(DEVICE, "cpu") != "cpu" else _cpu()
+    return card() if chosen().is_card else _cpu()
 
 
 def card() -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -21,11 +20,8 @@ from services.gpu_worker.engine.models.random_block import block_hf_config, writ
 from services.gpu_worker.engine.models.random_dense import dense_hf_config, write_random_dense
 from services.gpu_worker.engine.models.random_latent import latent_hf_config, write_random_latent
 from services.gpu_worker.engine.models.random_next import EXPERTS, next_hf_config, write_random_next
-from services.gpu_worker.engine.placement import Placement, place
+from services.prove.device import chosen
 from shared.config import POCKET
-
-DEVICE, DTYPE = "BURSTLINE_PROVE_DEVICE", "BURSTLINE_PROVE_DTYPE"
-"""Where the models are loaded and in which type; variables, so that the processes of a run agree."""
 
 RANDOM_SEED: Final = 11
 VOCAB: Final = 4096
@@ -51,17 +47,13 @@ def _random(dims: ModelDims) -> LoadedModel:
 def _written(write: Callable[[Path], Path]) -> LoadedModel:
     """What a builder writes into an empty folder."""
     with tempfile.TemporaryDirectory() as folder:
-        return load_model(write(Path(folder) / "model"), placement=_placement())
-
-
-def _placement() -> Placement:
-    return place(os.environ.get(DEVICE, "cpu"), os.environ.get(DTYPE))
+        return load_model(write(Path(folder) / "model"), placement=chosen().placement())
 
 
 @cache
 def pocket() -> LoadedModel:
     """The model that ships. Raises EngineFault when its folder is not whole."""
-    return load_model(POCKET, placement=_placement())
+    return load_model(POCKET, placement=chosen().placement())
 
 
 @cache

@@ -6,7 +6,6 @@ with the same conversation alone, cold and without drafts. Few and short ones: o
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -16,14 +15,13 @@ from tokenizers import Tokenizer
 
 from services.gpu_worker.engine.config import BLOCK_ROWS
 from services.gpu_worker.engine.models.loader import LoadedModel, load_model
-from services.gpu_worker.engine.placement import place
 from services.gpu_worker.engine.requests import GenerateRequest
 from services.models.config import ModelSettings
 from services.models.store import Store
 from services.prove.axes import DRAFTERS
 from services.prove.compare import Verdict, judge_trial
+from services.prove.device import chosen
 from services.prove.driver import Driver, Record, WatchedEngine
-from services.prove.models import DEVICE, DTYPE
 from services.prove.rules import RULES, TOP
 from services.prove.small import drafting, pools
 from services.prove.trial import Trial
@@ -96,7 +94,7 @@ def _store() -> Store:
 
 @cache
 def _loaded(folder: Path) -> LoadedModel:
-    return load_model(folder, placement=place(os.environ.get(DEVICE, "cpu"), os.environ.get(DTYPE)))
+    return load_model(folder, placement=chosen().placement())
 
 
 def _prompts(folder: Path) -> list[tuple[int, ...]]:

@@ -17,6 +17,7 @@ from multiprocessing import get_context
 from typing import Final
 
 from services.prove.axes import Cell
+from services.prove.device import Device, choose, chosen
 from services.prove.families import attempt, dealt, trials
 from services.prove.reference import Origin, References, origin
 from services.prove.report import Tally
@@ -99,13 +100,16 @@ def _played(shards: Sequence[Shard]) -> Iterator[Tally]:
         return
     # Not forked: torch's threads do not survive that.
     # Engines go by the collector, hundreds of them: it shall not look at all of torch each time.
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_freeze) as pool:
+    with ProcessPoolExecutor(
+        workers, mp_context=get_context("spawn"), initializer=_begin, initargs=(chosen(),)
+    ) as pool:
         for done in as_completed([pool.submit(play, shard) for shard in shards]):
             yield done.result()
 
 
-def _freeze() -> None:
+def _begin(device: Device) -> None:
     """Found by its name, which loads this module and torch with it."""
+    choose(device)
     gc.freeze()
 
 

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from services import cli
 from services.gpu_worker.engine.sessions.base import Session
 from services.prove import command, families, models
+from services.prove import device as where
 from services.prove.axes import AXES, Cell
 from services.prove.report import Tally
 from services.prove.shards import LEAST_CELLS
@@ -81,7 +82,7 @@ def test_a_card_gets_more_and_smaller_parts(
         asked.update(most=most, least=least)
         return []
 
-    monkeypatch.setenv(models.DEVICE, "cpu")
+    monkeypatch.setattr(where, "_chosen", where.chosen())
     monkeypatch.setattr(command, "cut", cut)
     monkeypatch.setattr(command, "run", lambda shards: Tally())
     monkeypatch.setattr(command, "full", lambda seed: CELLS)
