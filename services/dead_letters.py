@@ -167,7 +167,7 @@ def fields(one: Letter, *, tokens: bool) -> Sequence[tuple[str, object]]:
         return head
     told: list[tuple[str, object]] = [*head, ("prompt tokens", one.prompt_tokens)]
     for name, value in msgspec.structs.asdict(request).items():
-        if name not in ("prompt", "grammar"):
+        if name not in ("prompt", "grammar") and value is not msgspec.UNSET:
             told.append((name, msgspec.json.encode(value).decode()))
     if tokens:
         told.append(("prompt", " ".join(map(str, unpack_tokens(request.prompt)))))

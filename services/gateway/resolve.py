@@ -15,6 +15,7 @@ from msgspec import UNSET
 from services.gateway.config import GatewaySettings
 from services.gateway.limits import asked_tokens
 from services.gateway.model import ServedModel
+from services.gateway.parsers.assistant import END_CALL
 from services.gateway.rendering import Prompt
 from services.gateway.schemas.chat import ChatRequest
 from services.gateway.schemas.completions import CompletionRequest
@@ -87,12 +88,21 @@ def stop_ids(fields: GenerationFields, model: ServedModel) -> tuple[int, ...]:
     return tuple(sorted(ids))
 
 
+def last_ids(fields: GenerationFields, model: ServedModel) -> tuple[int, ...]:
+    """Ids that end a choice and are part of it: with `parallel_tool_calls: false` the mark that closes a call, so that what
+    is said is what would be said without the field, up to the end of the first call."""
+    if not isinstance(fields, ChatRequest) or not fields.one_call:
+        return ()
+    return (model.vocabulary.control.ids[END_CALL],)
+
+
 def resolve(fields: GenerationFields, admission: Admission, settings: GatewaySettings) -> GenerateRequest:
     """The request that goes on the queue. Raises ContextLengthExceeded and InvalidRequest."""
     model, identity, crew = admission.model, admission.identity, admission.crew
     prompt = admission.prompt
     window = min(model.window, crew.window)
     stops, sampling, scoring = stop_ids(fields, model), _sampling(fields, model), _prompt_logprobs(fields)
+    lasts = last_ids(fields, model)
     _check_something_is_left(sampling, stops)
     return GenerateRequest(
         request_id=admission.request_id,
@@ -124,6 +134,7 @@ def resolve(fields: GenerationFields, admission: Admission, settings: GatewaySet
         created_ns=admission.created_ns,
         deadline_ns=admission.deadline_ns,
         grammar=UNSET if admission.grammar is None else admission.grammar,
+        last_ids=lasts or UNSET,
     )
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeAlias
 
+from msgspec import UNSET
+
 from services.gpu_worker.engine import requests as engine
 from services.gpu_worker.engine.events import TokenLogprob
 from services.gpu_worker.frames import Chunk, Scores
@@ -78,6 +80,7 @@ def engine_requests(
             sampling=sampling_of(request.sampling, choice),
             max_tokens=request.max_tokens,
             stop_ids=frozenset(request.stop_ids),
+            last_ids=frozenset() if request.last_ids is UNSET else frozenset(request.last_ids),
             capture_at=request.cache.capture_at,
             ckpt_at=request.cache.checkpoint_at,
             use_cache=request.cache.enabled and request.prompt_logprobs is None,

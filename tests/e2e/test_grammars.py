@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from services.demo.script import POCKET_SCRIPT
 from tests.e2e.conftest import Line
 
 SCHEMA: dict[str, Any] = {
@@ -131,3 +132,57 @@ def test_a_json_object_and_a_raw_prompt_are_served_too(line: Line) -> None:
         )
     assert answer.status_code == 200, answer.text
     assert set(json.loads(answer.json()["choices"][0]["text"])) <= {1, 2}
+
+
+CONVERT: dict[str, Any] = {
+    "messages": [
+        {"role": "system", "content": POCKET_SCRIPT.instructions},
+        {"role": "user", "content": POCKET_SCRIPT.questions[-1]},
+    ],
+    "response_format": {"type": "text"},
+    "return_token_ids": True,
+}
+LOOSE: list[dict[str, Any]] = POCKET_SCRIPT.tools
+
+
+def strict(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [tool | {"function": tool["function"] | {"strict": True}} for tool in tools]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tools": LOOSE, "tool_choice": "auto", "ignore_eos": True, "max_tokens": 120},
+        {"tools": strict(LOOSE), "tool_choice": "auto"},
+        {"tools": LOOSE, "tool_choice": "required"},
+        {"tools": LOOSE, "tool_choice": {"type": "function", "function": {"name": "calculate"}}},
+    ],
+    ids=["auto", "auto strict", "required", "named"],
+)
+def test_without_parallel_calls_the_stream_is_the_same_up_to_its_first_call(
+    line: Line, fields: dict[str, Any]
+) -> None:
+    free = ask(line, **CONVERT, **fields)
+    for drafter in DRAFTERS:
+        one = ask(line, **CONVERT, **fields, parallel_tool_calls=False, speculation=drafter)
+        assert len(one["message"]["tool_calls"]) == 1
+        assert one["finish_reason"] == "tool_calls"
+        assert one["token_ids"] == free["token_ids"][: len(one["token_ids"])]
+        assert one["message"]["tool_calls"][0]["function"] == free["message"]["tool_calls"][0]["function"]
+        if "ignore_eos" in fields:
+            assert len(one["token_ids"]) < len(free["token_ids"])
+
+
+def test_a_stream_without_parallel_calls_tells_one_call_and_counts_what_was_generated(line: Line) -> None:
+    fields = {"tools": LOOSE, "ignore_eos": True, "max_tokens": 120, "parallel_tool_calls": False}
+    whole = ask(line, **CONVERT, **fields)
+    body = PROSE | CONVERT | fields | {"stream": True, "stream_options": {"include_usage": True}}
+    with line.client() as client:
+        answer = client.post("/v1/chat/completions", json=body)
+    chunks = [json.loads(each[6:]) for each in answer.text.splitlines() if each.startswith("data: {")]
+    choices = [choice for chunk in chunks for choice in chunk["choices"]]
+    calls = [call for choice in choices for call in choice["delta"].get("tool_calls", ())]
+    assert [call["function"] for call in calls] == [whole["message"]["tool_calls"][0]["function"]]
+    assert [token for choice in choices for token in choice.get("token_ids", ())] == whole["token_ids"]
+    assert choices[-1]["finish_reason"] == "tool_calls"
+    assert chunks[-1]["usage"]["completion_tokens"] == len(whole["token_ids"])

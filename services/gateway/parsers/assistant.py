@@ -16,7 +16,8 @@ from services.gateway.parsers.events import Content, Event, Reasoning, ToolCall
 from services.gateway.parsers.tools import parse_call
 
 THINK: Final = frozenset({"<think>", "</think>"})
-TOOLS: Final = frozenset({"<tool_call>", "</tool_call>"})
+END_CALL: Final = "</tool_call>"
+TOOLS: Final = frozenset({"<tool_call>", END_CALL})
 
 
 class AssistantParser:

@@ -122,7 +122,7 @@ class NamedChoice(Strict):
 
 
 class ChatRequest(GenerationFields):
-    """A conversation to answer."""
+    """A conversation to answer. With `parallel_tool_calls` false an answer ends with its first tool call."""
 
     messages: Annotated[Items[Message], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -130,9 +130,14 @@ class ChatRequest(GenerationFields):
     top_logprobs: Annotated[int, Field(ge=0)] | None = None
     tools: Items[Tool] | None = None
     tool_choice: Literal["auto", "none", "required"] | NamedChoice | None = None
-    parallel_tool_calls: Literal[True] | None = None
+    parallel_tool_calls: bool | None = None
 
     @property
     def offers_tools(self) -> bool:
         """Whether the model is told of tools, and its calls are parsed."""
         return bool(self.tools) and self.tool_choice != "none"
+
+    @property
+    def one_call(self) -> bool:
+        """Whether the answer ends with its first call."""
+        return self.offers_tools and self.parallel_tool_calls is False

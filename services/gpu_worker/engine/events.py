@@ -201,8 +201,8 @@ class Parked:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finished:
-    """The one terminal event of a (request, choice). On `stop`, `completion_tokens` counts the stop id, which no
-    burst carries; otherwise it equals the tokens delivered (`emitted` ones included)."""
+    """The one terminal event of a (request, choice). `completion_tokens` counts a `stop_id`, which no burst
+    carries, and otherwise equals the tokens delivered (`emitted` ones included)."""
 
     request_id: str
     choice: int

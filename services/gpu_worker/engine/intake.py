@@ -36,6 +36,7 @@ def check_request(request: GenerateRequest, *, vocab: int, window: int) -> None:
         raise InvalidRequest("a count is negative", param="speculation_k")
     _check_ids("tokens", request.tokens, vocab)
     _check_ids("stop_ids", request.stop_ids, vocab)
+    _check_ids("last_ids", request.last_ids, vocab)
     _check_ids("emitted", request.emitted, vocab)
     _check_sampling(request.sampling, vocab)
 

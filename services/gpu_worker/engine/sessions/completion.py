@@ -27,6 +27,7 @@ class Completion:
         self.tokens = 0  #: decided and counted, journalled ones and a stop id included
         self.ending: Ending | None = None
         self._stop_ids = request.stop_ids
+        self._last_ids = request.last_ids
         self._max_tokens = request.max_tokens
         self._replay = ReplayDrafter(request.emitted)
         self._journal_stands = request.journal_stands or request.reuse == "decode"
@@ -65,8 +66,8 @@ class Completion:
         return pick if expected is None else expected
 
     def take(self, token: int, logprob: TokenLogprob | None) -> bool:
-        """Count a decided token and emit it. The earliest event in token order ends the stream: a stop id before the
-        budget. True = the stream goes on."""
+        """Count a decided token and emit it. The earliest event in token order ends the stream: a stop id or a last one
+        before the budget. True = the stream goes on."""
         expected = self._replay.expected(self.tokens)
         if expected is not None and expected != token:
             self.fail(REPLAY_DIVERGED, f"completion token {self.tokens} is not the journalled one")
@@ -78,6 +79,9 @@ class Completion:
         self.picker.record(token)
         if expected is None:
             self._outbox.append(Emission(token=token, logprob=logprob))
+        if token in self._last_ids:
+            self.end(Ending(reason=FinishReason.STOP))
+            return False
         if self.budget_left <= 0:
             self.end(Ending(reason=FinishReason.LENGTH))
             return False

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from services.gpu_worker.engine.cache.entry import Capture
 from services.gpu_worker.engine.drafters.block import BlockDrafter
-from services.gpu_worker.engine.events import FinishReason, TokenLogprob
+from services.gpu_worker.engine.events import TokenLogprob
 from services.gpu_worker.engine.requests import GenerateRequest
 from services.gpu_worker.engine.sampling import Row
 from services.gpu_worker.engine.sequence import SequenceState
@@ -112,7 +112,7 @@ class DsparkSpecSession(SpecSession):
             stood.append(token)
             if not self.completion.take(token, self._logprob(row, token)):
                 break
-        rows = [anchor, *(stood[:-1] if self._ended_silently else stood)]
+        rows = [anchor, *(stood[:-1] if self.ending is not None and self.ending.silent else stood)]
         self.sequence.commit(rows, draft_rows=self.writes_draft_rows)
         self.last_hidden = hidden[len(rows) - 1]
         self.counters.round(len(drafts), len(stood))
@@ -121,8 +121,3 @@ class DsparkSpecSession(SpecSession):
         if held is not None:
             self.next_pred, self.next_logprob = held
         return len(rows)
-
-    @property
-    def _ended_silently(self) -> bool:
-        """Whether the last token taken is not told to the client: a stop id, or one that the journal contradicts."""
-        return self.ending is not None and self.ending.reason is not FinishReason.LENGTH

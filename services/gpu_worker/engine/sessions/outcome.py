@@ -20,6 +20,11 @@ class Ending:
     error_code: str | None = None
     detail: str | None = None
 
+    @property
+    def silent(self) -> bool:
+        """Whether the last token taken is not told to the client: a stop id, or one that the journal contradicts."""
+        return self.stop_id is not None or self.reason is FinishReason.ERROR
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Emission:

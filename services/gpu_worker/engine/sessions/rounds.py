@@ -129,7 +129,7 @@ def _whole_row(session: Session, runner: Forward) -> WholeRow:
         rungs=rungs,
         tap=rows.tap,
         left=session.rows_certain,
-        stops=session.request.stop_ids,
+        stops=session.request.stop_ids | session.request.last_ids,
         eager=rows.eager,
     )
 

@@ -225,16 +225,17 @@ class Work:
         cancel_reason: str | None = None,
         cached: int = 0,
         drafts: bool = True,
+        stop_id: int | None = 2,
     ) -> None:
-        """The terminal. A `stop` counts the end-of-turn token, which is not emitted."""
-        extra = 1 if finish == "stop" else 0
+        """The terminal. A `stop` counts the end-of-turn token, which is not emitted; without one a last id was the end."""
+        extra = 1 if finish == "stop" and stop_id is not None else 0
         ends = tuple(
             ChoiceEnd(
                 choice=choice,
                 finish=finish,
                 completion_tokens=count + extra,
                 emitted_tokens=count,
-                stop_id=2 if extra else None,
+                stop_id=stop_id if extra else None,
                 spec=SpecTelemetry(
                     rounds=max(1, count // 2),
                     drafted=count if drafts else 0,

@@ -249,7 +249,7 @@ CHAT_CASES: Final[list[Case]] = [
         "tool_choice.function.name",
     ),
     ("tool_choice alone", {"tool_choice": "auto"}, 400, "tool_choice"),
-    ("parallel calls off", {"tools": [TOOL], "parallel_tool_calls": False}, 400, "parallel_tool_calls"),
+    ("parallel calls a word", {"tools": [TOOL], "parallel_tool_calls": "no"}, 400, "parallel_tool_calls"),
     ("prompt in a chat", {"prompt": "x"}, 400, "prompt"),
 ]
 

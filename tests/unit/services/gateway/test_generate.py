@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
+from msgspec import UNSET
 
 from services.gateway.answer import call_id
 from services.gateway.resolve import OPEN_WIDTH
@@ -254,6 +255,64 @@ async def test_fr_42_every_tool_call_is_whole_with_stable_index_and_id(line: Lin
     ]
     assert all(json.loads(call["function"]["arguments"]) == {"a": 1, "b": 2} for call in calls)
     assert content(chunks) == "Sure."
+
+
+def one_call(work: Work, text: str) -> list[int]:
+    """What a worker says of `text` before and with the first last id."""
+    said, last = ids(text), work.request.last_ids
+    ends = [place for place, token in enumerate(said) if last is not UNSET and token in last]
+    return said[: ends[0] + 1] if ends else said
+
+
+@pytest.mark.parametrize("choice", ["auto", "required", {"type": "function", "function": {"name": "add"}}])
+async def test_without_parallel_calls_the_answer_ends_with_its_first_one(line: Line, choice: Any) -> None:
+    async def script(work: Work) -> None:
+        await work.start()
+        for token in one_call(work, f"Sure.\n{CALL}\n{CALL}"):
+            await work.burst([token])
+        await work.end("stop", stop_id=None)
+
+    line.worker.script = script
+    asked = {"tools": TOOLS, "tool_choice": choice, "parallel_tool_calls": False}
+    whole = (await line.chat(**asked)).json()
+    assert [call["function"]["name"] for call in whole["choices"][0]["message"]["tool_calls"]] == ["add"]
+    assert whole["choices"][0]["finish_reason"] == "tool_calls"
+    assert whole["usage"]["completion_tokens"] == len(ids(f"Sure.\n{CALL}"))
+    chunks = events(await line.chat(**asked, stream=True, stream_options={"include_usage": True}))
+    deltas = [choice["delta"] for chunk in chunks for choice in chunk["choices"]]
+    assert [len(delta["tool_calls"]) for delta in deltas if "tool_calls" in delta] == [1]
+    assert chunks[-2]["choices"][0]["finish_reason"] == "tool_calls"
+    assert chunks[-1]["usage"] == whole["usage"]
+
+
+async def test_without_parallel_calls_a_broken_one_is_the_end_too_and_stays_text(line: Line) -> None:
+    broken = "<tool_call>\n{no\n</tool_call>"
+
+    async def script(work: Work) -> None:
+        await work.start()
+        await work.burst(one_call(work, f"{broken}\n{CALL}"))
+        await work.end("stop", stop_id=None)
+
+    line.worker.script = script
+    choice = (await line.chat(tools=TOOLS, parallel_tool_calls=False)).json()["choices"][0]
+    assert (choice["message"]["content"], choice["finish_reason"]) == (broken, "stop")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tools": TOOLS, "parallel_tool_calls": True},
+        {"tools": TOOLS, "parallel_tool_calls": None},
+        {"tools": TOOLS},
+        {"tools": TOOLS, "tool_choice": "none", "parallel_tool_calls": False},
+        {"parallel_tool_calls": False},
+    ],
+)
+async def test_where_calls_are_free_or_not_offered_nothing_new_is_queued(
+    line: Line, fields: dict[str, Any]
+) -> None:
+    assert (await line.chat(**fields)).status_code == 200
+    assert line.worker.works[0].request.last_ids is UNSET
 
 
 async def test_without_tools_a_tool_call_is_text(line: Line) -> None:
