@@ -77,10 +77,22 @@ class Claimant:
             busy=self._busy,
         )
 
-    async def ready(self, state: JournalState, tokens: Tokens) -> Choices:
-        """What the engine is to do after the journal as it stands; a hit is looked for before."""
+    async def claim(self, relay: Relay, state: JournalState, tokens: Tokens) -> Choices:
+        """Journal the claim. What the engine is to do then. Raises what `Journal.append` raises."""
         keys = chain.chain(self._root, tokens)
-        await self._find_hit(tokens, keys)
+        cached = await self._find_hit(tokens, keys)
+        await relay.claim(
+            claim.started(
+                self._request.request_id,
+                relay.attempt,
+                state,
+                worker_id=self._core.identity.worker_id,
+                fingerprint=self._core.identity.fingerprint,
+                cached_tokens=cached,
+                at_ns=self._core.clock.wall_ns(),
+            ),
+            delivery=self._item.deliveries,
+        )
         return engine_requests(
             self._request,
             engine_id=self._engine_id,
@@ -93,27 +105,13 @@ class Claimant:
             journal_stands=self._intake.outcome.forced,
         )
 
-    async def claim(self, relay: Relay, state: JournalState) -> None:
-        """Journal the claim, with the hit that was found. Raises what `Journal.append` raises."""
-        await relay.claim(
-            claim.started(
-                self._request.request_id,
-                relay.attempt,
-                state,
-                worker_id=self._core.identity.worker_id,
-                fingerprint=self._core.identity.fingerprint,
-                cached_tokens=self._cached or 0,
-                at_ns=self._core.clock.wall_ns(),
-            ),
-            delivery=self._item.deliveries,
-        )
-
-    async def _find_hit(self, tokens: Tokens, keys: tuple[bytes, ...]) -> None:
+    async def _find_hit(self, tokens: Tokens, keys: tuple[bytes, ...]) -> int:
         """Tokens that an entry will serve; the decision goes into the terminal. Asked once."""
-        if self._cached is not None or not self._request.cache.enabled:
-            return
-        if not keys and not self._request.cache.labels:
+        if not self._request.cache.enabled:
+            return 0
+        if self._cached is None and not keys and not self._request.cache.labels:
             self._cached, self._intake.outcome.cache_decision = 0, "miss"  # no entry is shorter than a block
-            return
-        hit, self._intake.outcome.cache_decision = await self._lease.find(tokens, keys, self._span)
-        self._cached = hit.position if hit else 0
+        if self._cached is None:
+            hit, self._intake.outcome.cache_decision = await self._lease.find(tokens, keys, self._span)
+            self._cached = hit.position if hit else 0
+        return self._cached
