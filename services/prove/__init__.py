@@ -11,7 +11,7 @@
     turns     the family of `reuse = "decode"`                            trial     one trial of a family
     drafts    the family of drafters on families of models                rules     how tokens are picked
     public    the family of a public model that was added                 rows      the family of a model's rows in any company
-    small     the engines of trials
+    small     the engines of trials                               device    where a process computes
 
 To add something to be shown:
 
