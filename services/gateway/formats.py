@@ -112,6 +112,7 @@ class Format(ABC):
             "rounds": rounds,
             "drafted": drafted,
             "accepted": accepted,
+            "replayed": sum(end.spec.replayed or 0 for end in terminal.ends),
             # The token that the prime decides belongs to no verify: each verify gives its accepted drafts and one more.
             "tokens_per_verify": round((accepted + rounds) / rounds, 4) if rounds else None,
             "cache_decision": terminal.cache_decision,

@@ -282,6 +282,7 @@ def _nobody(events: list[Event]) -> None:
     raise EngineFault(f"{len(events)} events came before anybody was there for them")
 
 
-def _work(stats: EngineStats) -> tuple[int, int, int, int, int]:
+def _work(stats: EngineStats) -> tuple[int, ...]:
     """What changes whenever the engine gets on with something."""
-    return (stats.rounds, stats.prefill_tokens, stats.decode_tokens, stats.waiting, stats.decoding)
+    said = stats.prefill_tokens, stats.decode_tokens
+    return (stats.rounds, stats.replayed, *said, stats.waiting, stats.decoding)

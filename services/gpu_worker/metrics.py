@@ -78,9 +78,15 @@ class DraftMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         counter = partial(Counter, registry=registry)
-        self.rounds = counter("burstline_worker_rounds", "Verify rounds")
+        self.rounds = counter(
+            "burstline_worker_rounds", "Verify rounds, but for those over journalled tokens"
+        )
         self.drafted = counter("burstline_worker_drafted_tokens", "Drafted tokens")
         self.accepted = counter("burstline_worker_accepted_tokens", "Accepted drafts")
+        self.replayed = counter(
+            "burstline_worker_replayed_tokens",
+            "Tokens of ended streams that were verified again because a journal, or an earlier life of the stream, had them",
+        )
         self.drafted_at = counter(
             "burstline_worker_position_drafted_tokens",
             "Drafted tokens of ended streams, by position in their draft (1 = the first)",
@@ -109,7 +115,8 @@ class DraftMetrics:
         self.accepted.inc(burst.accepted)
 
     def spent(self, telemetry: SpecTelemetry) -> None:
-        """A stream ended: what its drafts came to."""
+        """A stream ended: what its drafts came to, and its journal."""
+        self.replayed.inc(telemetry.replayed)
         for counter, counts in (
             (self.drafted_at, telemetry.drafted_at),
             (self.accepted_at, telemetry.accepted_at),

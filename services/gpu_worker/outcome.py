@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from msgspec import UNSET
+
 from services.gpu_worker.engine.events import Admitted, Finished, Primed
 from services.gpu_worker.engine.events import FinishReason as Reason
 from services.gpu_worker.engine.events import SpecTelemetry as EngineTelemetry
@@ -166,7 +168,12 @@ def _end(choice: int, event: Finished | None, cut: CancelRequest | None, emitted
 
 
 def _spec(telemetry: EngineTelemetry) -> SpecTelemetry:
-    return SpecTelemetry(rounds=telemetry.rounds, drafted=telemetry.drafted, accepted=telemetry.accepted)
+    return SpecTelemetry(
+        rounds=telemetry.rounds,
+        drafted=telemetry.drafted,
+        accepted=telemetry.accepted,
+        replayed=telemetry.replayed or UNSET,
+    )
 
 
 def _failure(finished: Mapping[int, Finished]) -> Failure | None:

@@ -90,6 +90,7 @@ def _burst(event: Burst) -> dict[str, int]:
         "burstline.choice": event.choice,
         "burstline.offset": event.offset,
         "burstline.tokens": len(event.tokens),
+        **({"burstline.replayed": event.replayed} if event.replayed else {}),
         "burstline.rounds": event.rounds,
         "burstline.drafted": event.drafted,
         "burstline.accepted": event.accepted,

@@ -87,11 +87,15 @@ def test_fr_111_a_worker_killed_in_mid_json_leaves_one_valid_value(line: Line) -
                     if not before and len(text) > 20:
                         before = kill(line, "worker")
         heals(line, "worker", before)
-        whole = client.post("/v1/chat/completions", json=asked | {"stream": False}).json()["choices"][0]
+        again = client.post("/v1/chat/completions", json=asked | {"stream": False}).json()
+    whole = again["choices"][0]
     assert before
     assert len(json.loads(text)) == 60
     assert text == whole["message"]["content"]
     assert whole["finish_reason"] == "stop"
+    told, tokens = events[-1]["burstline"], again["usage"]["completion_tokens"]
+    assert told["replayed"] > 0, "what the journal had is nobody's draft"
+    assert tokens - told["replayed"] - told["rounds"] - told["accepted"] in (0, 1)
 
 
 @pytest.mark.parametrize("name", ["broker", "gateway", "nats", "postgres"])

@@ -37,6 +37,7 @@ def _sum(parts: Iterable[SpecTelemetry]) -> SpecTelemetry:
         rounds=sum(part.rounds for part in parts),
         drafted=sum(part.drafted for part in parts),
         accepted=sum(part.accepted for part in parts),
+        replayed=sum(part.replayed for part in parts),
         capture_failures=sum(part.capture_failures for part in parts),
     )
 
@@ -64,6 +65,7 @@ def picture(
         rounds=total.rounds,
         drafted=total.drafted,
         accepted=total.accepted,
+        replayed=total.replayed,
         capture_failures=cache.capture_failures,
         prefill_tokens=counters.prefill_tokens,
         decode_tokens=counters.decode_tokens,

@@ -35,9 +35,10 @@ class TokenLogprob:
 class SpecTelemetry:
     """Lifetime counters of one stream; monotone, so consumers subtract (R-S12)."""
 
-    rounds: int = 0  #: verify passes
+    rounds: int = 0  #: verify passes, but for those over journalled tokens
     drafted: int = 0
     accepted: int = 0
+    replayed: int = 0  #: journalled tokens that were verified again: nobody's drafts
     drafted_at: tuple[int, ...] = ()  #: by draft position, first draft first
     accepted_at: tuple[int, ...] = ()
     capture_failures: int = 0
@@ -118,6 +119,7 @@ class Burst:
     accepted: int
     start_ns: int
     end_ns: int
+    replayed: int = 0  #: since the burst before, see `SpecTelemetry`
     shares: tuple[Share, ...] = ()  #: who proposed; several, where a stream keeps several drafters
 
 

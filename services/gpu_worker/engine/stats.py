@@ -84,6 +84,7 @@ class EngineStats:
     capture_failures: int
     prefill_tokens: int
     decode_tokens: int
+    replayed: int = 0  #: journalled tokens that were verified again
     speculating: int = 0  #: decoding streams that have a drafter
     set_aside: int = 0  #: streams parked for lack of memory, ever
     preempted: int = 0  #: those of them that gave way to older ones

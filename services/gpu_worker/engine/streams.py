@@ -201,6 +201,7 @@ class Stream:
             rounds=now.rounds - told.rounds,
             drafted=now.drafted - told.drafted,
             accepted=now.accepted - told.accepted,
+            replayed=now.replayed - told.replayed,
             start_ns=start_ns,
             end_ns=end_ns,
             shares=self._shares(

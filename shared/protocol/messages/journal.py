@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from msgspec import UNSET, UnsetType
+
 from shared.protocol.messages.base import Failure, Message, Part
 from shared.protocol.messages.requests import Reuse
 
@@ -57,11 +59,14 @@ class Frame(Message, frozen=True, kw_only=True):
 
 
 class SpecTelemetry(Part, frozen=True, kw_only=True):
-    """Counters of one choice's session. tokens per verify = completion / rounds."""
+    """Counters of one choice's session, of the attempt that ended it. A round gives its accepted drafts and one token more."""
 
-    rounds: int
+    rounds: int  # verify passes, but for those over journalled tokens
     drafted: int
     accepted: int
+    replayed: int | UnsetType = (
+        UNSET  # journalled tokens that were verified again, nobody's drafts; absent = none
+    )
 
 
 class ChoiceEnd(Part, frozen=True, kw_only=True):

@@ -189,7 +189,7 @@ class Session(PromptSide):
         """Emit the decided token, if one waits. True when the session can run a round."""
         if self.next_pred is not None and self.ending is None:
             token, self.next_pred = self.next_pred, None
-            if self.completion.take(token, self.next_logprob):
+            if self.take(token, self.next_logprob):
                 self.pending_tok = token
                 self.know([token], self._paired_hidden()[None])
         return self.ending is None and self.has_pending
@@ -248,7 +248,7 @@ class Session(PromptSide):
             token = self.completion.decide(self.picker.pick(row, start + column + 1))
             picks.append(token)
             if going:
-                going = self.completion.take(token, self._logprob(row, token))
+                going = self.take(token, self._logprob(row, token))
                 taken += 1
             if column == len(drafts) or token != drafts[column] or not (going or self.overshoot):
                 break
@@ -256,7 +256,8 @@ class Session(PromptSide):
         self.sequence.commit([anchor, *picks[:-1]], draft_rows=self.writes_draft_rows)
         self.tainted = self.tainted or len(picks) > taken
         self.last_hidden = hidden[accepted]
-        self.counters.round(len(drafts), taken - 1)
+        if not replayed:
+            self.counters.round(len(drafts), taken - 1)
         self.judge(len(drafts), taken - 1, replayed=replayed)
         self.pending_tok = picks[-1] if going else None
         if going:
@@ -264,6 +265,11 @@ class Session(PromptSide):
         elif self.request.reuse == "decode":
             self.know(picks[:-1], hidden[:accepted])
         return accepted + 1
+
+    def take(self, token: int, logprob: TokenLogprob | None) -> bool:
+        """Count a decided token and emit it, unless the journal has it. True = the stream goes on."""
+        self.counters.replayed += self.completion.replaying
+        return self.completion.take(token, logprob)
 
     def know(self, tokens: Sequence[int], hiddens: Tensor) -> None:
         """Tokens after the committed rows became certain; `hiddens` [n, H] of the rows before them. For drafters."""

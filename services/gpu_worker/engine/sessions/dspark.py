@@ -110,12 +110,13 @@ class DsparkSpecSession(SpecSession):
                 held = token, self._logprob(row, token)
                 break
             stood.append(token)
-            if not self.completion.take(token, self._logprob(row, token)):
+            if not self.take(token, self._logprob(row, token)):
                 break
         rows = [anchor, *(stood[:-1] if self.ending is not None and self.ending.silent else stood)]
         self.sequence.commit(rows, draft_rows=self.writes_draft_rows)
         self.last_hidden = hidden[len(rows) - 1]
-        self.counters.round(len(drafts), len(stood))
+        if not replayed:
+            self.counters.round(len(drafts), len(stood))
         self.judge(len(drafts), len(stood), replayed=replayed)
         self.pending_tok = None
         if held is not None:

@@ -12,6 +12,7 @@ class SessionCounters:
         self._rounds = 0
         self._drafted: list[int] = []
         self._accepted: list[int] = []
+        self.replayed = 0  #: see `SpecTelemetry`
         self.capture_failures = 0
 
     def round(self, drafted: int, accepted: int) -> None:
@@ -32,5 +33,6 @@ class SessionCounters:
             accepted=sum(self._accepted),
             drafted_at=tuple(self._drafted),
             accepted_at=tuple(self._accepted),
+            replayed=self.replayed,
             capture_failures=self.capture_failures,
         )

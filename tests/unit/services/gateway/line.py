@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
+from msgspec import UNSET
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
@@ -226,6 +227,7 @@ class Work:
         cached: int = 0,
         drafts: bool = True,
         stop_id: int | None = 2,
+        replayed: int = 0,
     ) -> None:
         """The terminal. A `stop` counts the end-of-turn token, which is not emitted; without one a last id was the end."""
         extra = 1 if finish == "stop" and stop_id is not None else 0
@@ -240,6 +242,7 @@ class Work:
                     rounds=max(1, count // 2),
                     drafted=count if drafts else 0,
                     accepted=count // 2 if drafts else 0,
+                    replayed=replayed or UNSET,
                 ),
             )
             for choice, count in enumerate(self.emitted)

@@ -75,6 +75,20 @@ async def test_the_answer_says_what_drafted_and_what_was_asked(
     assert block["drafter_asked"] == "block"
 
 
+async def test_what_was_replayed_is_told_and_is_no_accepted_draft(line: Line) -> None:
+    async def script(work: Work) -> None:
+        await work.start()
+        await work.burst(ids("Hello there."))
+        await work.end(drafts=False, replayed=3)
+
+    line.worker.script = script
+    body = (await line.chat(speculation={"drafter": "none"})).json()
+    assert body["usage"]["completion_tokens_details"] == {"accepted_prediction_tokens": 0}
+    block = body["burstline"]
+    told = [block[name] for name in ("drafter", "drafted", "accepted", "replayed", "tokens_per_verify")]
+    assert told == ["none", 0, 0, 3, 1.0]
+
+
 async def test_chat_streams_the_same_text(line: Line) -> None:
     response = await line.chat(stream=True)
     assert response.headers["content-type"].startswith("text/event-stream")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from msgspec import UNSET
 
 from services.gpu_worker import claim, journal
 from services.gpu_worker.engine.events import Finished, FinishReason, SpecTelemetry
 from services.gpu_worker.outcome import Outcome, Timeline
 from shared.errors import ContextLengthExceeded, Overloaded
+from shared.protocol import codec
 from shared.protocol.messages import CancelRequest, Failure, Terminal
 from tests.unit.services.gpu_worker.rig import make_request
 from tests.unit.services.gpu_worker.scripted import FINGERPRINT
@@ -111,6 +113,17 @@ def test_an_end_by_the_engine() -> None:
     (end,) = terminal.ends
     assert (end.finish, end.stop_id, end.completion_tokens, end.emitted_tokens) == ("stop", 9, 20, 19)
     assert (end.spec.rounds, terminal.cached_tokens, terminal.cancel_reason) == (5, 64, None)
+
+
+@pytest.mark.parametrize(("replayed", "told"), [(141, 141), (0, UNSET)])
+def test_replayed_tokens_are_told_apart_and_leave_no_byte_where_there_are_none(
+    replayed: int, told: object
+) -> None:
+    outcome = _outcome()
+    outcome.finished[0] = _finished(telemetry=SpecTelemetry(rounds=5, replayed=replayed))
+    terminal = _terminal(outcome, 20)
+    assert terminal.ends[0].spec.replayed == told
+    assert (b"replayed" in codec.encode(terminal)) is (replayed > 0)
 
 
 def test_c1_3_a_choice_that_went_on_from_decode_made_rows_is_named_and_not_exact() -> None:

@@ -3,7 +3,9 @@ whoever drafts, whatever the journal knows, and whatever the rules mask."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from services.gpu_worker.engine.engine import Engine
 from services.gpu_worker.engine.events import FinishReason
 from services.gpu_worker.engine.limits import EngineLimits
+from services.gpu_worker.engine.models.loader import LoadedModel
 from services.gpu_worker.engine.requests import GenerateRequest, SamplingParams
 from shared.errors import InvalidRequest
 from tests.block_kit import block_model
@@ -18,7 +21,7 @@ from tests.engine_kit import Driver, Outcome, baseline, build, prompt, request, 
 from tests.unit.services.gpu_worker.engine.test_glm5_engine import latent_model
 
 ALWAYS = EngineLimits(draft_cost=0.0, ngram_cost=0.0, floor=0.0, decode_ckpt_blocks=1)
-MODELS = {
+MODELS: dict[str, Callable[[], LoadedModel]] = {
     "hybrid": lambda: block_model("dflash2"),
     "confident": lambda: block_model("dspark"),
     "latent": latent_model,
@@ -35,10 +38,16 @@ def engine_of(model: str) -> Engine:
 
 
 def item(rule: str = "sampled", **fields: Any) -> GenerateRequest:
-    chosen = {"max_tokens": 30, "sampling": RULES[rule], "stop_ids": frozenset({7}), "top_logprobs": 1}
+    chosen: dict[str, Any] = {
+        "max_tokens": 30,
+        "sampling": RULES[rule],
+        "stop_ids": frozenset({7}),
+        "top_logprobs": 1,
+    }
     return request(prompt(150, 1), **(chosen | fields))
 
 
+@cache
 def plain(model: str, rule: str = "sampled") -> Outcome:
     return run_one(engine_of(model), item(rule, drafter="none", use_cache=False))
 

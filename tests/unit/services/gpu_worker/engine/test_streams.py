@@ -21,7 +21,7 @@ def test_bursts_report_differences_and_carry_silent_rounds_over() -> None:
     bench.rounds([stream.session], 2)
     burst = stream.burst(1, 2)
     assert burst is not None
-    assert (burst.offset, burst.rounds, list(burst.tokens)) == (9, 3, full[9:11])
+    assert (burst.offset, burst.rounds, burst.replayed, list(burst.tokens)) == (9, 2, 9, full[9:11])
     bench.rounds([stream.session])
     rest = stream.burst(2, 3)
     assert rest is not None
@@ -39,7 +39,7 @@ def test_a_request_that_never_ran_still_ends() -> None:
 
 def test_totals_are_ended_and_running_streams() -> None:
     counters = Counters()
-    counters.add(SpecTelemetry(rounds=3, drafted=4, accepted=2))
+    counters.add(SpecTelemetry(rounds=3, drafted=4, accepted=2, replayed=9))
     total = counters.with_live([SpecTelemetry(rounds=1, drafted=1, accepted=1)])
-    assert (total.rounds, total.drafted, total.accepted) == (4, 5, 3)
+    assert (total.rounds, total.drafted, total.accepted, total.replayed) == (4, 5, 3, 9)
     assert counters.with_live([]).rounds == 3
