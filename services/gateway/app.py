@@ -15,7 +15,7 @@ from services.gateway.config import GatewaySettings
 from services.gateway.middleware import Surround, context_of
 from services.gateway.openapi import Application
 from services.gateway.routes import completions, health, models, streams
-from services.gateway.service import Gateway, load_models
+from services.gateway.service import Gateway, load_models, read_vocabularies
 from shared import telemetry
 from shared.asgi import serve
 from shared.config import CommonSettings
@@ -75,6 +75,7 @@ async def run(settings: GatewaySettings, common: CommonSettings, told: Telemetry
         TaskDied: a background task ended; a supervisor should start the process again.
     """
     models = load_models(settings)
+    read_vocabularies(models)
     async with drain_on_signals() as drain, Shutdown() as shutdown:
         transport = await connect(common.nats_url, name="burstline-gateway", access=Access.of(common))
         shutdown.push("transport", transport.close)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 from llguidance import LLTokenizer
@@ -23,7 +22,7 @@ from services.gateway.model import ServedModel
 from services.gateway.schemas.chat import ChatRequest, NamedChoice
 from services.gateway.schemas.fields import GenerationFields, JsonSchemaFormat
 from shared.errors import InvalidRequest
-from shared.grammar import GrammarRefused, compile_grammar, read_tokens
+from shared.grammar import GrammarRefused, compile_grammar
 
 _SPACE: Final = {"whitespace_flexible": True, "whitespace_pattern": "( |\\n[ \\t]{0,16})"}
 """Between the parts of a JSON value: a space, or a new line and its indentation. Without a bound a model that only adds space
@@ -152,8 +151,6 @@ class GrammarMaker:
 
     def __init__(self, settings: GatewaySettings) -> None:
         self._settings: Final = settings
-        self._folders: Final[Mapping[str, Path]] = settings.model_folders()
-        self._tokens: dict[str, LLTokenizer] = {}
 
     def make(self, want: Wanted, model: ServedModel, prompt: Sequence[int]) -> str:
         """The source that goes with the request. Raises InvalidRequest, which names the field."""
@@ -163,18 +160,12 @@ class GrammarMaker:
                 f"the schemas of a request may have {self._settings.max_schema_bytes} bytes, not {size}",
                 param=want.schemas()[0][0],
             )
-        tokens = self._tokens_of(model)
+        tokens = model.tokens.get()
         for param, schema in want.schemas():
             _try(param, f"start: {_json(schema)}", tokens)
         source = source_of(want, model, prompt)
         _try(want.schemas()[0][0], source, tokens)
         return source
-
-    def _tokens_of(self, model: ServedModel) -> LLTokenizer:
-        found = self._tokens.get(model.name)
-        if found is None:
-            found = self._tokens[model.name] = read_tokens(self._folders[model.name], model.vocabulary.size)
-        return found
 
 
 def _try(param: str, source: str, tokens: LLTokenizer) -> None:

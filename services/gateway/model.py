@@ -14,6 +14,7 @@ from jinja2 import TemplateSyntaxError
 from services.gateway.parsers.assistant import THINK, TOOLS
 from services.gateway.rendering import ChatTemplate
 from services.gateway.vocabulary import ModelFolderError, Vocabulary
+from shared.grammar import FolderTokens
 
 _DEFAULTS: Final[Mapping[str, dict[str, Any]]] = {
     "gemma3": {"vocab_size": 262_208, "max_position_embeddings": 131_072}
@@ -43,6 +44,7 @@ class ServedModel:
     stop_ids: tuple[int, ...]
     defaults: GenerationDefaults
     created: int
+    tokens: FolderTokens  #: what grammars are walked over
 
     @property
     def calls_tools(self) -> bool:
@@ -79,15 +81,17 @@ def load_model(name: str, folder: Path) -> ServedModel:
         raise ModelFolderError(
             f"{folder / 'config.json'}: needs vocab_size and max_position_embeddings"
         ) from error
+    vocabulary = Vocabulary.load(folder / "tokenizer.json", size=size)
     ends = generation.get("eos_token_id", config.get("eos_token_id"))
     return ServedModel(
         name=name,
-        vocabulary=Vocabulary.load(folder / "tokenizer.json", size=size),
+        vocabulary=vocabulary,
         template=_template(folder, tokenizer),
         window=window,
         stop_ids=tuple(ends if isinstance(ends, list) else [] if ends is None else [ends]),
         defaults=_defaults(generation),
         created=int((folder / "config.json").stat().st_mtime),
+        tokens=FolderTokens(folder, size),
     )
 
 

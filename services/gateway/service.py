@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Final
@@ -33,6 +34,7 @@ from shared.storing import StoreHealth
 from shared.telemetry import Telemetry
 from shared.transport.base import Transport
 
+_log = logging.getLogger(__name__)
 _STORE_FAULT_S: Final = 5.0
 """How long a request that could not be enqueued keeps this gateway unready."""
 
@@ -40,6 +42,18 @@ _STORE_FAULT_S: Final = 5.0
 def load_models(settings: GatewaySettings) -> dict[str, ServedModel]:
     """Every model of the settings. Raises ModelFolderError."""
     return {name: load_model(name, folder) for name, folder in settings.model_folders().items()}
+
+
+def read_vocabularies(models: Mapping[str, ServedModel]) -> None:
+    """Read what grammars are walked over, before anything is served: it holds the interpreter, and so every stream. A model
+    whose kind of tokenizer cannot be constrained is served all the same; requests that want a grammar are refused."""
+    for name, model in models.items():
+        start_ns = SYSTEM.monotonic_ns()
+        fault = model.tokens.fault()
+        if fault is not None:
+            _log.warning("no answer of %s can follow a grammar: %s", name, fault)
+        else:
+            _log.info("read for grammars: %s, %.2f s", name, (SYSTEM.monotonic_ns() - start_ns) / 1e9)
 
 
 class Gateway:

@@ -141,6 +141,15 @@ def _word(building: asyncio.Task[None]) -> str:
     return "over" if building.done() else "going on"
 
 
+async def _grammars(settings: WorkerSettings, vocab: int) -> Grammars:
+    """What answers may have to follow; a model that no answer can be constrained of is served all the same."""
+    grammars = Grammars(settings.model_folder, vocab)
+    fault = await grammars.ready()
+    if fault is not None:
+        log.warning("no answer of %s can follow a grammar: %s", settings.model_name, fault)
+    return grammars
+
+
 async def _work(
     settings: WorkerSettings,
     transport: Transport,
@@ -164,7 +173,7 @@ async def _work(
         broker=BrokerClient(transport, telemetry, timeout_s=settings.broker_timeout_s),
         metrics=WorkerMetrics(telemetry.registry),
         storing=StoreHealth(SYSTEM, "the journal", hold_s=settings.journal_patience_s),
-        grammars=Grammars(settings.model_folder),
+        grammars=await _grammars(settings, engine.dims.vocab),
         clock=SYSTEM,
         max_drafts=settings.max_drafts,
     )

@@ -9,12 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from llguidance import LLTokenizer
 from msgspec import UNSET, UnsetType
 
 from services.gpu_worker.engine.grammar import Grammar
 from services.gpu_worker.engine.requests import GenerateRequest
-from shared.grammar import compile_grammar, read_tokens
+from shared.grammar import FolderTokens, compile_grammar
 
 KEPT: Final = 64
 """Compiled grammars that are kept: agents send the same few schemas again and again."""
@@ -23,33 +22,36 @@ KEPT: Final = 64
 class Grammars:
     """Of one model folder. Belongs to the event loop."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, vocab: int) -> None:
+        """`vocab` = ids of the model."""
+        self._tokens = FolderTokens(folder, vocab)
         self._kept: OrderedDict[str, Grammar] = OrderedDict()
         self._turn = asyncio.Lock()
-        self._tokens: LLTokenizer | None = None
+
+    async def ready(self) -> str | None:
+        """Read the vocabulary, which holds the interpreter: before there is work. Why no grammar can be followed, if so."""
+        return await asyncio.to_thread(self._tokens.fault)
 
     async def constrain(
-        self, choices: Sequence[GenerateRequest], source: str | UnsetType, *, vocab: int
+        self, choices: Sequence[GenerateRequest], source: str | UnsetType
     ) -> Sequence[GenerateRequest]:
-        """The choices of one request with its grammar; `vocab` = ids of the model. Raises GrammarRefused."""
+        """The choices of one request with its grammar. Raises GrammarRefused."""
         if source is UNSET:
             return choices
-        grammar = await self._compiled(source, vocab)
+        grammar = await self._compiled(source)
         return [replace(choice, grammar=grammar) for choice in choices]
 
-    async def _compiled(self, source: str, vocab: int) -> Grammar:
+    async def _compiled(self, source: str) -> Grammar:
         async with self._turn:
             grammar = self._kept.get(source)
             if grammar is None:
-                grammar = await asyncio.to_thread(self._compile, source, vocab)
+                grammar = await asyncio.to_thread(self._compile, source)
                 self._kept[source] = grammar
                 if len(self._kept) > KEPT:
                     self._kept.popitem(last=False)
             self._kept.move_to_end(source)
             return grammar
 
-    def _compile(self, source: str, vocab: int) -> Grammar:
-        if self._tokens is None:
-            self._tokens = read_tokens(self._folder, vocab)
-        return Grammar(compile_grammar(source, self._tokens), self._tokens.eos_tokens)
+    def _compile(self, source: str) -> Grammar:
+        tokens = self._tokens.get()
+        return Grammar(compile_grammar(source, tokens), tokens.eos_tokens)

@@ -23,7 +23,7 @@ async def submit(
     engine_id = choices[0].request_id
     intake.submitted = True
     try:
-        choices = await core.grammars.constrain(choices, grammar, vocab=core.host.engine.dims.vocab)
+        choices = await core.grammars.constrain(choices, grammar)
         await core.host.call(lambda engine: _submit_all(engine, choices), urgent=True)
     except BurstlineError as error:
         # Of several choices some may run already: none of them is wanted without the others.

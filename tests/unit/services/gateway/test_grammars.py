@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from services.gateway import faults
+from services.gateway import app, faults
 from services.gateway.config import GatewaySettings
 from services.gateway.grammars import GrammarMaker, source_of, wanted
 from services.gateway.model import ServedModel, load_model
 from services.gateway.schemas.chat import ChatRequest
-from shared.config import POCKET
-from shared.grammar import compile_grammar, read_tokens
+from services.gateway.service import read_vocabularies
+from shared import grammar as shared_grammar
+from shared import telemetry
+from shared.config import POCKET, CommonSettings
+from shared.errors import Unavailable
+from shared.grammar import GrammarRefused, compile_grammar, read_tokens
 from shared.protocol import codec
 from tests.unit.services.gateway.line import Line
 
@@ -129,6 +134,41 @@ def test_a_template_that_knows_of_thinking_lets_the_model_think_or_not(
     grammar = source_of(want, model, PROMPT)
     assert accepts(f"{THINK}Hm{END_THINK}\n{{}}", grammar, tokens)
     assert accepts("{}", grammar, tokens)
+
+
+async def test_a_gateway_reads_its_vocabularies_before_it_connects(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Reading holds the interpreter: it must not come in the midst of streams."""
+    read: list[Path] = []
+
+    async def refuse(*_: object, **__: object) -> None:
+        assert read == [POCKET]
+        raise Unavailable("far enough")
+
+    def count(folder: Path, size: int) -> LLTokenizer:
+        read.append(folder)
+        return read_tokens(folder, size)
+
+    monkeypatch.setattr(shared_grammar, "read_tokens", count)
+    monkeypatch.setattr(app, "connect", refuse)
+    with pytest.raises(Unavailable, match="far enough"):
+        await app.run(GatewaySettings(), CommonSettings(), telemetry.build("gateway", None))
+    assert read == [POCKET]
+
+
+def test_a_vocabulary_that_cannot_be_constrained_is_told_and_served(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(folder: Path, size: int) -> LLTokenizer:
+        raise GrammarRefused("the model's tokenizer cannot be constrained: no such kind")
+
+    monkeypatch.setattr(shared_grammar, "read_tokens", refuse)
+    fresh = load_model("pocket", POCKET)
+    read_vocabularies({"pocket": fresh})
+    assert "no answer of pocket can follow a grammar" in caplog.text
+    with pytest.raises(GrammarRefused, match="no such kind"):
+        source(GrammarMaker(GatewaySettings()), fresh, **ANY)
 
 
 async def test_the_grammar_goes_with_the_request_and_its_absence_costs_no_byte(line: Line) -> None:

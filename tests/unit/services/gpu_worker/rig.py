@@ -40,7 +40,7 @@ from shared.protocol.messages import (
 )
 from shared.storing import StoreHealth
 from shared.transport.memory import MemoryServer, MemoryTransport
-from tests.unit.services.gpu_worker.scripted import FINGERPRINT, ScriptedBroker, ScriptedEngine
+from tests.unit.services.gpu_worker.scripted import DIMS, FINGERPRINT, ScriptedBroker, ScriptedEngine
 from tests.waiting import until
 
 SEED = 7
@@ -153,7 +153,7 @@ class World:
             broker=BrokerClient(transport, self.telemetry, timeout_s=config.broker_timeout_s),
             metrics=WorkerMetrics(tele.registry),
             storing=StoreHealth(self.clock, "the journal", hold_s=config.journal_patience_s),
-            grammars=Grammars(POCKET),
+            grammars=Grammars(POCKET, DIMS.vocab),
             clock=self.clock,
             max_drafts=7,
         )
