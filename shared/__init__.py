@@ -8,5 +8,5 @@ Knows no service, no device and no database; imports neither `services` nor `ker
     telemetry   spans, metrics         tracestore  spans of a machine, kept    logs    lines without secrets
     errors      the tree               evidence    what `--json` writes        clock   the one place that reads time
     outage      a fault that goes on, told once            storing     does a stream take what is written
-    grammar     what an answer may have to follow, and the vocabulary that it is walked over
+    grammar     what an answer may have to follow, and the vocabulary that it is walked over    control     tokens that mark a place
 """

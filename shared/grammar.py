@@ -8,17 +8,15 @@ allows after a prefix is a function of the source and of the prefix alone.
 from __future__ import annotations
 
 import json
+import re
 import threading
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
+from shared.control import parted
 from shared.errors import InvalidRequest
-
-MARKS: Final = frozenset({"<think>", "</think>", "<tool_call>", "</tool_call>"})
-"""Control tokens of a chat answer: a grammar names them by id, and no text has them."""
 
 LIMITS: Final = LLParserLimits(
     max_items_in_row=2_000,
@@ -32,6 +30,9 @@ LIMITS: Final = LLParserLimits(
 )
 """Counts and no seconds, so that a grammar is refused on every machine or on none."""
 
+_BRACKETS: Final = re.compile(r"<.*>", re.DOTALL)
+"""What the library takes for a control token by its look. A piece of text that looks so, as Gemma's <b>, is one to it where it is
+no added token; it is spelled in letters then where a grammar forces that text, and free elsewhere."""
 _FILE_FAULTS: Final = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 _PANIC: Final = "PanicException"  # of pyo3, whose module cannot be imported
 _SCHEMA_FAULT: Final = "failed to compile JSON schema: "
@@ -48,8 +49,9 @@ def read_tokens(folder: Path, size: int) -> LLTokenizer:
     """The vocabulary of a model folder, `size` ids. Raises GrammarRefused: its kind of tokenizer cannot be constrained."""
     try:
         spec = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
-        for token in spec.get("added_tokens") or []:
-            token["special"] = _is_control(token, spec)
+        text, control = parted(spec)
+        marked = [{**token, "special": True} for token in control]
+        spec["added_tokens"] = marked + [token for token in text if not _BRACKETS.fullmatch(token["content"])]
         return LLTokenizer(json.dumps(spec), n_vocab=size)
     except (
         BaseException
@@ -94,15 +96,6 @@ class FolderTokens:
                 except GrammarRefused as error:
                     self._found = error.message
             return self._found
-
-
-def _is_control(token: Mapping[str, Any], spec: Mapping[str, Any]) -> bool:
-    """Whether an added token marks a place, as the gateway's vocabulary has it: all do, but for pieces of text in
-    vocabularies that are not byte-level."""
-    vocab = spec["model"]["vocab"]
-    known = isinstance(vocab, Mapping) and token["content"] in vocab
-    byte_level = '"ByteLevel"' in json.dumps(spec.get("decoder"))
-    return bool(token["special"]) or byte_level or not known or token["content"] in MARKS
 
 
 def compile_grammar(source: str, tokens: LLTokenizer) -> LLMatcher:

@@ -11,9 +11,9 @@ from typing import Any, Final
 
 from jinja2 import TemplateSyntaxError
 
-from services.gateway.parsers.assistant import THINK, TOOLS
 from services.gateway.rendering import ChatTemplate
 from services.gateway.vocabulary import ModelFolderError, Vocabulary
+from shared.control import THINK, TOOLS
 from shared.grammar import FolderTokens
 
 _DEFAULTS: Final[Mapping[str, dict[str, Any]]] = {

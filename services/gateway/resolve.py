@@ -15,12 +15,12 @@ from msgspec import UNSET
 from services.gateway.config import GatewaySettings
 from services.gateway.limits import asked_tokens
 from services.gateway.model import ServedModel
-from services.gateway.parsers.assistant import END_CALL
 from services.gateway.rendering import Prompt
 from services.gateway.schemas.chat import ChatRequest
 from services.gateway.schemas.completions import CompletionRequest
 from services.gateway.schemas.fields import GenerationFields
 from services.gateway.workers import Crew
+from shared.control import END_CALL
 from shared.errors import ContextLengthExceeded, InvalidRequest
 from shared.protocol.messages import (
     CachePlan,

@@ -15,9 +15,11 @@ a character which is complete will be followed by a wrong byte.) Any other decod
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
+
+from shared.control import is_byte_level, parts
 
 _BYTE: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -68,12 +70,10 @@ def spelling(decoder: Mapping[str, Any] | None) -> Spelling:
     """Of the `decoder` of a tokenizer.json. Raises ValueError naming what is not supported."""
     if not decoder:
         raise ValueError("a vocabulary without a decoder is not supported")
-    parts: Sequence[Mapping[str, Any]] = decoder.get("decoders", [decoder])
-    kinds = [str(part.get("type")) for part in parts]
-    if kinds == ["ByteLevel"]:
+    if is_byte_level(decoder):
         return Spelling(byte_level=True)
     found, fused = Spelling(), False
-    for kind, part in zip(kinds, parts, strict=True):
+    for kind, part in parts(decoder):
         if kind == "Strip" and not fused:
             raise ValueError("decoder Strip before Fuse is not supported")
         found = _step(found, kind, part)

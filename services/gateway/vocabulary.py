@@ -12,9 +12,9 @@ from typing import Any, Final
 
 from tokenizers import Tokenizer
 
-from services.gateway.parsers.assistant import THINK, TOOLS
 from services.gateway.shield import ControlTokens, Segment
-from services.gateway.spelling import Spelling, spelling
+from services.gateway.spelling import spelling
+from shared.control import base_vocabulary, parted
 
 _UNREACHABLE: Final = "\ue0f2"
 """What a control token is called in the vocabulary that encodes plain text, with its id behind it."""
@@ -35,8 +35,8 @@ class Vocabulary:
         added = spec.get("added_tokens") or []
         _check(added)
         self.spelling: Final = spelling(spec.get("decoder"))
-        base = _base(spec["model"])
-        words, control = _parted(added, base, self.spelling)
+        base = base_vocabulary(spec["model"])
+        words, control = parted(spec)
         self.size: Final = size
         self.control: Final = ControlTokens({token["content"]: token["id"] for token in control})
         self.special_ids: Final = frozenset(token["id"] for token in added if token["special"])
@@ -117,28 +117,6 @@ def _check(added: Iterable[Mapping[str, Any]]) -> None:
         for flag in ("lstrip", "rstrip", "single_word"):
             if token.get(flag):
                 raise ValueError(f"added token {token['content']!r} with {flag} is not supported")
-
-
-def _base(model: Mapping[str, Any]) -> dict[str, int]:
-    """Text -> id of the tokenizer's own vocabulary: a mapping, or for Unigram a list of (text, score)."""
-    vocab = model["vocab"]
-    if isinstance(vocab, Mapping):
-        return dict(vocab)
-    return {str(text): token for token, (text, _) in enumerate(vocab)}
-
-
-Added = list[Mapping[str, Any]]
-
-
-def _parted(added: Added, base: Mapping[str, int], how: Spelling) -> tuple[Added, Added]:
-    """Added tokens that are pieces of text, which callers may write, as Gemma's runs of newlines and its HTML tags are; and
-    control tokens. In byte-level vocabularies whatever was added marks a place, special or not."""
-    words: Added = []
-    control: Added = []
-    for token in added:
-        known = token["content"] in base and token["content"] not in THINK | TOOLS
-        (words if known and not token["special"] and not how.byte_level else control).append(token)
-    return words, control
 
 
 def _without(model: Mapping[str, Any], control: Mapping[str, int]) -> dict[str, Any]:

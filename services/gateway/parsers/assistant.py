@@ -14,10 +14,7 @@ from typing import Final, Literal
 
 from services.gateway.parsers.events import Content, Event, Reasoning, ToolCall
 from services.gateway.parsers.tools import parse_call
-
-THINK: Final = frozenset({"<think>", "</think>"})
-END_CALL: Final = "</tool_call>"
-TOOLS: Final = frozenset({"<tool_call>", END_CALL})
+from shared.control import TOOLS
 
 
 class AssistantParser:

@@ -11,11 +11,12 @@ from tokenizers import Tokenizer
 from services.gateway.choice import ChoiceText
 from services.gateway.detokenize import Detokenizer
 from services.gateway.model import load_model
-from services.gateway.parsers.assistant import TOOLS, AssistantParser
+from services.gateway.parsers.assistant import AssistantParser
 from services.gateway.parsers.events import Content, Event, ToolCall
 from services.gateway.shield import Shield
 from services.gateway.stops import StopMatcher
 from shared.config import POCKET
+from shared.control import TOOLS
 
 MODEL = load_model("pocket", POCKET)
 VOCABULARY = MODEL.vocabulary

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from services.gateway.choice import ChoiceText
-from services.gateway.parsers.assistant import THINK, AssistantParser
+from services.gateway.parsers.assistant import AssistantParser
 from services.gateway.parsers.events import Content, Event, Reasoning
+from shared.control import THINK
 from tests.unit.services.gateway.line import MODEL, ids
 
 

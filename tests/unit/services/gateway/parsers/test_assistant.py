@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from services.gateway.parsers.assistant import THINK, TOOLS, AssistantParser
+from services.gateway.parsers.assistant import AssistantParser
 from services.gateway.parsers.events import Content, Event, Reasoning, ToolCall
 from services.gateway.parsers.tools import parse_call
+from shared.control import THINK, TOOLS
 
 MARKERS = THINK | TOOLS
 
