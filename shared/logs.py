@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import re
@@ -15,6 +16,8 @@ _SECRETS: Final = (
     (re.compile(r"(?i)\b(bearer)\s+[A-Za-z0-9._~+/=-]+"), r"\1 ***"),
     (re.compile(r"(?i)([a-z][a-z0-9+.-]*://)[^/@\s'\"]+@"), r"\1***@"),
 )
+_CRITICAL: Final = re.compile(r"\S+ \S+ CRITICAL +\S+ \S+: (.*)")
+"""A record as `_TextFormatter` writes it."""
 _STANDARD: Final = frozenset(logging.makeLogRecord({}).__dict__) | {
     "message",
     "asctime",
@@ -79,6 +82,20 @@ class _JsonFormatter(logging.Formatter):
             entry["exception"] = self.formatException(record.exc_info)
         entry.update({name: value for name, value in record.__dict__.items() if name not in _STANDARD})
         return redact(json.dumps(entry, default=str, ensure_ascii=False))
+
+
+def last_word(text: str) -> str | None:
+    """The message of the last critical record in the text of a log, of either style; null without one. A service that
+    cannot run says why in such a record."""
+    for line in reversed(text.splitlines()):
+        if found := _CRITICAL.match(line):
+            return found[1]
+        if line.startswith("{"):
+            with contextlib.suppress(ValueError):
+                entry = json.loads(line)
+                if isinstance(entry, dict) and entry.get("level") == "critical":
+                    return " ".join(str(entry.get("message")).split())
+    return None
 
 
 def setup(

@@ -15,6 +15,7 @@ from services.embedded.process import Child, Command, spawn
 from services.embedded.restarts import RestartPolicy
 from services.embedded.waiting import Stop, never
 from shared.clock import SYSTEM, Clock
+from shared.logs import last_word
 
 PROBE_TIMEOUT_S: Final = 3.0
 
@@ -36,6 +37,13 @@ class Startable(Protocol):
 def said(target: Startable) -> str:
     """The end of what its present process wrote to its log."""
     return tail(target.log, began=target.child.log_began if target.child is not None else 0)
+
+
+def why(target: Startable) -> str:
+    """Why it ended, as the rest of a sentence: in one line if it said so itself, else with the end of its log."""
+    text = said(target)
+    word = last_word(text)
+    return f": {word}. Its log: {target.log}" if word is not None else f". The end of {target.log}:\n{text}"
 
 
 class Service:
@@ -105,9 +113,7 @@ class Keeper:
             child = self._target.child
             if child is None or child.running:
                 return False
-            self._due_ns = self._plan(
-                f"ended ({describe(child.exit_code)})", f"The end of {self._target.log}", now
-            )
+            self._due_ns = self._plan(f"ended ({describe(child.exit_code)})", why(self._target), now)
         if now < self._due_ns:
             return False
         self._restarts = (*self._policy.recent(self._restarts, now), now)
@@ -116,18 +122,18 @@ class Keeper:
         except Cancelled:
             raise
         except EmbeddedFault as fault:  # a full disk, say: as passing as the crash itself
-            self._due_ns = self._plan("could not be started", fault.message, self._clock.monotonic_ns())
+            detail = f". {fault.message}:\n{tail(self._target.log)}"
+            self._due_ns = self._plan("could not be started", detail, self._clock.monotonic_ns())
             return False
         self._due_ns = None
         return True
 
     def _plan(self, what: str, detail: str, now: int) -> int:
-        """When to start it again; raises EmbeddedFault with `detail` when it was too often."""
+        """When to start it again; raises EmbeddedFault, which goes on with `detail`, when it was too often."""
         delay_s = self._policy.decide(self._restarts, now)
         if delay_s is None:
             raise EmbeddedFault(
-                f"{self._name} {what} after {len(self._restarts)} restarts: giving up. {detail}:\n"
-                f"{tail(self._target.log)}"
+                f"{self._name} {what} after {len(self._restarts)} restarts: giving up{detail}"
             )
         self._report(f"{self._name} {what}; restarting in {delay_s:g} s")
         return now + int(delay_s * 1e9)

@@ -17,7 +17,7 @@ from typing import Final, Self
 
 from services.embedded import commands
 from services.embedded.bootstrap import ensure_key
-from services.embedded.children import Keeper, Report, Service, Startable, describe, said
+from services.embedded.children import Keeper, Report, Service, Startable, describe, said, why
 from services.embedded.config import EmbeddedSettings
 from services.embedded.discovery import StackInfo, announce, withdraw
 from services.embedded.faults import EmbeddedFault
@@ -269,8 +269,7 @@ class Stack:
         for name, target in self._targets().items():
             if target.child is not None and not target.child.running:
                 raise EmbeddedFault(
-                    f"{name} ended while starting ({describe(target.child.exit_code)}). The end of {target.log}:\n"
-                    f"{said(target)}"
+                    f"{name} ended while starting ({describe(target.child.exit_code)}){why(target)}"
                 )
         return True
 

@@ -105,11 +105,16 @@ def _tokenizer(spec: Mapping[str, Any]) -> Tokenizer:
     try:
         return Tokenizer.from_str(json.dumps(spec))
     except Exception as error:
-        raise ValueError(f"the tokenizers library refuses it: {error}"[:500]) from error
+        raise ValueError(_line(f"the tokenizers library refuses it: {error}")) from error
     except BaseException as error:
         if type(error).__name__ != _PANIC:
             raise
-        raise ValueError(f"the tokenizers library fails on it: {error}"[:500]) from error
+        raise ValueError(_line(f"the tokenizers library fails on it: {error}")) from error
+
+
+def _line(text: str) -> str:
+    """One line of a message of the library's."""
+    return " ".join(text.split())[:500]
 
 
 def _check(added: Iterable[Mapping[str, Any]]) -> None:

@@ -7,6 +7,7 @@ import io
 import json
 import logging
 from collections.abc import Iterator
+from typing import Literal
 
 import pytest
 
@@ -94,3 +95,16 @@ def test_secrets_in_a_traceback_are_blotted_out(output: io.StringIO) -> None:
     except OSError:
         log.exception("failed")
     assert "hunter2" not in output.getvalue()
+
+
+@pytest.mark.parametrize("style", ["text", "json"])
+def test_the_last_word_is_the_newest_critical_record(
+    output: io.StringIO, style: Literal["text", "json"]
+) -> None:
+    logs.setup("gateway", style=style, stream=output)
+    assert logs.last_word(output.getvalue()) is None
+    log.critical("a first fault")
+    log.critical("the gateway cannot run: %s", "/models/m/tokenizer.json: what: ever")
+    log.warning("CRITICAL is only a word here")
+    text = f"{output.getvalue()}thread panicked at CRITICAL\n{{no json\n"
+    assert logs.last_word(text) == "the gateway cannot run: /models/m/tokenizer.json: what: ever"

@@ -21,7 +21,7 @@ class Target:
 
     def __init__(self, log: Path, *starts: EmbeddedFault | None) -> None:
         self.log = log
-        self.child: Any = SimpleNamespace(running=False, exit_code=1)
+        self.child: Any = SimpleNamespace(running=False, exit_code=1, log_began=0)
         self.starts = list(starts)
 
     def start(self) -> None:
@@ -29,7 +29,7 @@ class Target:
         outcome = self.starts.pop(0)
         if outcome is not None:
             raise outcome
-        self.child = SimpleNamespace(running=True, exit_code=None)
+        self.child = SimpleNamespace(running=True, exit_code=None, log_began=0)
 
 
 def keeper(target: Target, clock: ManualClock) -> tuple[Keeper, list[str]]:
@@ -73,3 +73,21 @@ def test_a_stop_while_starting_is_no_failure(tmp_path: Path) -> None:
     kept, _ = keeper(Target(tmp_path / "log", Cancelled("asked to stop")), clock)
     with pytest.raises(Cancelled):
         drive(kept, clock, 5)
+
+
+def test_a_child_that_says_why_it_cannot_run_is_quoted_in_one_line(tmp_path: Path) -> None:
+    log, clock = tmp_path / "log", ManualClock()
+    target = Target(log)
+    target.child = SimpleNamespace(running=False, exit_code=1, log_began=0)
+    policy = RestartPolicy(limit=0, window_s=600.0, backoff_s=1.0, backoff_limit_s=8.0)
+    log.write_text(
+        "2026-01-01 00:00:00,1 INFO    w a.b: one\n2026-01-01 00:00:00,1 CRITICAL w a.b: the worker stops: no\nx\n"
+    )
+    with pytest.raises(EmbeddedFault) as caught:
+        Keeper("worker", target, policy, lambda _: None, clock).tick()
+    assert caught.value.message == (
+        f"worker ended (exit code 1) after 0 restarts: giving up: the worker stops: no. Its log: {log}"
+    )
+    log.write_text("one\ntwo\n")
+    with pytest.raises(EmbeddedFault, match=r"\. The end of .*:\none\ntwo$"):
+        Keeper("worker", target, policy, lambda _: None, clock).tick()
