@@ -10,7 +10,7 @@ import asyncio
 import gc
 import logging
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
@@ -18,6 +18,7 @@ _log = logging.getLogger(__name__)
 
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 STEP_S: Final = 10.0
+_ASKED: Final = 5
 
 
 class Drain:
@@ -104,6 +105,27 @@ class Shutdown:
                 _log.exception("shutdown: %s failed", name)
 
 
+async def end(tasks: Collection[asyncio.Task[Any]], *, patience_s: float = 2.0) -> None:
+    """Cancel tasks and wait until they are over; what they return or raise is of no account.
+
+    One cancellation may be lost: `asyncio.wait_for` before Python 3.12 gives its result instead when both come at once, and
+    whoever loops goes on. So it is said again to those who have not ended within `patience_s`, `_ASKED` times in all; who
+    goes on then is left, and named.
+    """
+    left = {task for task in tasks if not task.done()}
+    for _ in range(_ASKED):
+        if not left:
+            break
+        for task in left:
+            task.cancel()
+        _, left = await asyncio.wait(left, timeout=patience_s)
+    for task in left:
+        _log.critical("the task %s does not end and is left", task.get_name())
+    for task in tasks:
+        if task.done() and not task.cancelled():
+            task.exception()  # seen
+
+
 class TaskDied(Exception):
     """A task that should run as long as the process has ended."""
 
@@ -155,10 +177,8 @@ class Supervisor:
             self._blame(task)
         tasks = list(self._tasks)
         self._tasks.clear()  # what ends from now on was asked to
-        for task in tasks:
-            task.cancel()
         try:
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await end(tasks)
             if self._interrupted:
                 await asyncio.sleep(0)  # our cancellation is still on its way: let it arrive here
         except asyncio.CancelledError:

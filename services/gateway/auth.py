@@ -18,6 +18,7 @@ from services.gateway.config import GatewaySettings
 from services.gateway.faults import RemoteFailure
 from shared.clock import Clock
 from shared.errors import Unauthenticated, Unavailable
+from shared.lifecycle import end
 from shared.protocol.messages import Authenticate, Identity
 from shared.telemetry import Parent, Telemetry
 
@@ -99,7 +100,4 @@ class Authenticator:
 
     async def close(self) -> None:
         """End the calls that are under way."""
-        tasks = list(self._asking.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end(list(self._asking.values()))

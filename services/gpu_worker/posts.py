@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Coroutine
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
+from shared.lifecycle import end
 from shared.protocol import subjects
 
 MOST: Final = 5
@@ -82,7 +83,4 @@ class Posts:
 
     async def cancel(self) -> None:
         """Give up what stands."""
-        polls = self.standing
-        for poll in polls:
-            poll.cancel()
-        await asyncio.gather(*polls, return_exceptions=True)
+        await end(self.standing)

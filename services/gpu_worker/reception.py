@@ -17,6 +17,7 @@ from services.gpu_worker.item import WorkItem
 from services.gpu_worker.publish import Publisher
 from services.gpu_worker.room import Room
 from shared.errors import BurstlineError, NotFound, ProtocolError
+from shared.lifecycle import end
 from shared.protocol import codec, subjects
 from shared.protocol.messages import ClaimCheck, GenerateRequest, Message
 from shared.transport import bodies
@@ -26,6 +27,7 @@ from shared.transport.wire import matches
 log = logging.getLogger(__name__)
 
 _PASS_ON_S: Final = 2.0
+_HAND_BACK_S: Final = 10.0
 
 
 @dataclass
@@ -78,10 +80,7 @@ class Reception:
             await asyncio.wait(self._tasks, timeout=limit_s)
         if self._tasks:
             log.warning("%d requests are handed back", len(self._tasks))
-        left = list(self._tasks)
-        for task in left:
-            task.cancel()
-        await asyncio.gather(*left, return_exceptions=True)
+        await end(list(self._tasks), patience_s=_HAND_BACK_S)
 
     def _attempt(self, request: GenerateRequest, delivery: Delivery, *, prompt_lost: bool = False) -> Attempt:
         adopted = self._is_foreign(delivery)

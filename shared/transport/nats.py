@@ -147,8 +147,8 @@ class NatsWire:
         if not await self.connected(timeout):
             raise NobodyListens("there is no connection to NATS")
         with _translated("flush"):
-            await self._client.flush(max(1, round(timeout)))
-            await self._client.flush(max(1, round(timeout)))
+            await self._client.flush(timeout)
+            await self._client.flush(timeout)
 
     async def send(
         self, subject: str, data: bytes, *, reply: str = "", headers: Headers | None = None

@@ -67,6 +67,23 @@ class PatientClient(Client):
         finally:
             self._lazy = False
 
+    async def flush(self, timeout: float = 10) -> None:
+        """A PING and its PONG. nats-py's own waits by `asyncio.wait_for`, which before Python 3.12 loses a cancellation that
+        comes with the PONG: its caller then goes on as if nobody had asked it to end.
+
+        Raises:
+            ConnectionClosedError, FlushTimeoutError
+        """
+        if self.is_closed:
+            raise nats_errors.ConnectionClosedError
+        pong: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        try:
+            async with asyncio.timeout(timeout):
+                await self._send_ping(pong)
+                await pong
+        except TimeoutError:
+            raise nats_errors.FlushTimeoutError from None
+
     # nats-py calls these
 
     async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:

@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from shared.lifecycle import Drain, Shutdown, Supervisor, TaskDied, drain_on_signals
+from shared.lifecycle import Drain, Shutdown, Supervisor, TaskDied, drain_on_signals, end
 
 
 async def test_drain_keeps_the_first_reason() -> None:
@@ -175,3 +175,52 @@ async def test_leaving_cancels_the_tasks_and_a_foreign_cancel_stays_one() -> Non
     with pytest.raises(asyncio.CancelledError):
         await task
     assert ended == ["work"]
+
+
+async def _loses_one(cancelled: list[str]) -> None:
+    """What a loop round `asyncio.wait_for` does when its answer comes with the cancellation."""
+    while True:
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            cancelled.append("asked")
+            if len(cancelled) > 1:
+                raise
+
+
+async def test_a_task_that_loses_a_cancellation_is_asked_again() -> None:
+    cancelled: list[str] = []
+    task = asyncio.create_task(_loses_one(cancelled))
+    await asyncio.sleep(0)
+    await end([task], patience_s=0.01)
+    assert task.cancelled()
+    assert cancelled == ["asked"] * 2
+
+
+async def test_a_task_that_does_not_end_is_left_and_named(caplog: pytest.LogCaptureFixture) -> None:
+    release = asyncio.Event()
+
+    async def deaf() -> None:
+        while not release.is_set():
+            try:
+                await release.wait()
+            except asyncio.CancelledError:
+                continue
+
+    task = asyncio.create_task(deaf(), name="the deaf one")
+    await asyncio.sleep(0)
+    await end([task], patience_s=0.01)
+    assert not task.done()
+    assert "the deaf one" in caplog.text
+    release.set()
+    await task
+
+
+async def test_what_tasks_raised_before_they_are_ended_is_seen() -> None:
+    async def fails() -> None:
+        raise OSError("told to nobody")
+
+    task = asyncio.create_task(fails())
+    await asyncio.sleep(0)
+    await end([task])
+    assert task.done()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
+from nats.errors import FlushTimeoutError
 
 from shared.transport.nats_client import PatientClient, parse_headers
 from shared.transport.wire import Raw
@@ -44,3 +47,30 @@ async def test_a_listener_that_fails_is_told_and_the_next_message_comes(
         await client._process_msg(7, b"a.b", b"", data, b"")
     assert heard == [b"1", b"2"]
     assert [record.message for record in caplog.records] == ["a listener on a failed"]
+
+
+async def test_a_cancellation_that_comes_with_the_pong_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = PatientClient()
+    pinged: list[asyncio.Future[bool]] = []
+
+    async def ping(pong: asyncio.Future[bool]) -> None:
+        pinged.append(pong)
+
+    monkeypatch.setattr(client, "_send_ping", ping)
+    flush = asyncio.create_task(client.flush(5))
+    await asyncio.sleep(0)
+    pinged[0].set_result(True)
+    flush.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await flush
+
+
+async def test_a_ping_without_a_pong_is_told_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = PatientClient()
+
+    async def ping(pong: asyncio.Future[bool]) -> None:
+        pass
+
+    monkeypatch.setattr(client, "_send_ping", ping)
+    with pytest.raises(FlushTimeoutError):
+        await client.flush(0.01)
