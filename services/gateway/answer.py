@@ -116,20 +116,26 @@ class Answer:
         updates: list[Update] = []
         if news.choice in self._finished:
             return updates
-        run = _Run(news.choice)
-        for place, token in enumerate(news.tokens):
-            events = choice.step(token, None if news.logprobs is None else news.logprobs[place])
+        run, taken = _Run(news.choice), 0
+        while taken < len(news.tokens) and choice.stop_offset is None:
+            end = self._cut_after(news, taken)
+            scores = None if news.logprobs is None else news.logprobs[taken:end]
+            count, events = choice.take(news.tokens[taken:end], scores)
+            taken += count
             if not run.joins(events):
                 updates.extend(run.close())
             run.add(choice.consumed, events, choice.take_delivered())
             if len(events) > 1 or choice.consumed == self._cuts.get(news.choice):
                 updates.extend(run.close())
-            if choice.stop_offset is not None:
-                break
         updates.extend(run.close())
         if choice.stop_offset is not None:
             updates.append(self._update(news.choice, [], self._finish(news.choice, "stop")))
         return updates
+
+    def _cut_after(self, news: Emit, taken: int) -> int:
+        """Where in a frame, of which `taken` tokens were, an update must end."""
+        left = self._cuts.get(news.choice, 0) - self._choices[news.choice].consumed
+        return taken + left if left > 0 else len(news.tokens)
 
     def end(self, terminal: Terminal) -> list[Update]:
         """The worker's last word: what was held back, and every finish that the reader has not seen.

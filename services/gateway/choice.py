@@ -61,15 +61,36 @@ class ChoiceText:
     def feed(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs] | None) -> list[Event]:
         """Take the tokens of one frame. Those after a stop string are ignored."""
         events: list[Event] = []
-        for place, token in enumerate(tokens):
-            if self.stop_offset is not None:
-                break
-            events.extend(self._step(token, logprobs[place] if logprobs is not None else None))
+        taken = 0
+        while taken < len(tokens) and self.stop_offset is None:
+            rest = None if logprobs is None else logprobs[taken:]
+            count, told = self.take(tokens[taken:], rest)
+            taken += count
+            events.extend(told)
         return merge(events)
 
-    def step(self, token: int, logprobs: TokenLogprobs | None) -> list[Event]:
-        """Take one token, before any stop string."""
-        return merge(self._step(token, logprobs))
+    def take(
+        self, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs] | None
+    ) -> tuple[int, list[Event]]:
+        """Take the first of `tokens`, before any stop string, and those after it that only add to its text. How many."""
+        room = self._exempt - self.consumed
+        texts = self._detokenizer.texts(tokens[:room] if room < len(tokens) else tokens) if room > 0 else []
+        if not texts:
+            return 1, merge(self._step(tokens[0], None if logprobs is None else logprobs[0]))
+        for place, (text, waits) in enumerate(texts):
+            begin, self._seen = self._seen, self._seen + len(text)
+            self._waiting.append(
+                Delivered(
+                    token=tokens[place],
+                    logprobs=None if logprobs is None else logprobs[place],
+                    begin=begin,
+                    end=self._seen + waits,
+                )
+            )
+        self.consumed += len(texts)
+        events = self._show("".join([text for text, _ in texts]))
+        self._settle(None)
+        return len(texts), events
 
     def finish(self) -> list[Event]:
         """The stream ended by itself: everything held back."""

@@ -8,7 +8,7 @@ finished. Some vocabularies take spaces from the beginning of a text; a continua
 from __future__ import annotations
 
 import codecs
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from typing import Final
 
 import msgspec
@@ -30,6 +30,11 @@ class Opening:
         self._vocabulary: Final = vocabulary
         self._first = begins
         self._spaces = vocabulary.spelling.leading_spaces if begins else 0
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more is taken: a token adds its own bytes from now on."""
+        return not (self._first or self._spaces)
 
     def data(self, token: int) -> bytes:
         """What the next token adds."""
@@ -69,6 +74,22 @@ class Detokenizer:
         if token in self._vocabulary.special_ids:
             return Piece(text="", marker=None)
         return Piece(text=self._decoder.decode(self._opening.data(token)), marker=None)
+
+    def texts(self, tokens: Sequence[int]) -> list[tuple[str, bool]]:
+        """The text that each of `tokens` finishes, and whether bytes wait after it, up to the first that may be no text."""
+        vocabulary, opening, waits = self._vocabulary, self._opening, self.pending
+        found: list[tuple[str, bool]] = []
+        for token in tokens:
+            if token in vocabulary.apart:
+                break
+            data = vocabulary.token_bytes(token) if opening.over else opening.data(token)
+            if waits or not data.isascii():
+                text = self._decoder.decode(data)
+                waits = self.pending
+            else:  # most are, and no decoder is asked
+                text = data.decode("ascii")
+            found.append((text, waits))
+        return found
 
     def finish(self) -> str:
         """What was held back, at the end of the stream."""

@@ -87,8 +87,9 @@ class Several:
         first = 0
         for part in self._parts:
             async with aclosing(part.telling.named(part.generation)) as chunks:
-                async for _, choice in chunks:
-                    yield choice | {"index": first + choice["index"]}
+                async for told in chunks:
+                    for _, choice in told:
+                        yield choice | {"index": first + choice["index"]}
             first += part.telling.choices
 
     def _block(self, blocks: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -118,33 +118,42 @@ class Telling:
         await in_band(self._gateway, self._context, span, send, events, generation.fail)
 
     async def _events(self, generation: Generation) -> AsyncGenerator[bytes]:
-        """SSE events. A finish waits for what follows it, so that the last one can carry the telemetry."""
+        """SSE events, those of one update together. A finish waits for what follows it, so that the last one can carry the
+        telemetry."""
         held: tuple[str, dict[str, Any]] | None = None
         form = self.form
         async with aclosing(self.named(generation)) as chunks:
-            async for name, choice in chunks:
-                if held is not None:
-                    yield event(form.chunk(held[1]), name=held[0])
-                    held = None
-                if choice["finish_reason"] is None:
-                    yield event(form.chunk(choice), name=name)
-                else:
-                    held = (name, choice)
+            async for told in chunks:
+                ready: list[bytes] = []
+                for name, choice in told:
+                    if held is not None:
+                        ready.append(event(form.chunk(held[1]), name=held[0]))
+                        held = None
+                    if choice["finish_reason"] is None:
+                        ready.append(event(form.chunk(choice), name=name))
+                    else:
+                        held = (name, choice)
+                if ready:
+                    yield b"".join(ready)
         if held is not None:
             yield event(form.chunk(held[1], last=not self._usage_chunk), name=held[0])
         if self._usage_chunk:
             yield event(form.chunk(None, last=True))
 
-    async def named(self, generation: Generation) -> AsyncGenerator[tuple[str, dict[str, Any]]]:
-        """`choices` elements that the reader does not have, with their ids. The role comes before any token."""
+    async def named(self, generation: Generation) -> AsyncGenerator[list[tuple[str, dict[str, Any]]]]:
+        """`choices` elements that the reader does not have, with their ids, those of one update together. The role comes before
+        any token."""
         names = EventNames(self._seen)
         async with aclosing(self._updates(generation)) as updates:
             async for update in updates:
+                told = []
                 for choice in self.form.chunks(update):
                     opens = "role" in choice.get("delta", ())
                     name = names.name(update.choice, 0 if opens else update.position)
                     if name is not None:
-                        yield name, choice
+                        told.append((name, choice))
+                if told:
+                    yield told
 
     async def _updates(self, generation: Generation) -> AsyncGenerator[Update]:
         """What happens to the answer. Over with its end, or as soon as stop strings have ended every choice."""

@@ -41,6 +41,8 @@ class Vocabulary:
         self.control: Final = ControlTokens({token["content"]: token["id"] for token in control})
         self.special_ids: Final = frozenset(token["id"] for token in added if token["special"])
         self.control_text: Final[dict[int, str]] = {token["id"]: token["content"] for token in control}
+        self.apart: Final = self.special_ids.union(self.control_text)
+        """Ids of tokens that may stand for something else than their text."""
         self.opening_ids: Final = _opening_ids(spec.get("post_processor"))
         """What the folder's tokenizer puts before a raw text (<s>, <|begin_of_text|>); a chat template writes its own."""
         plain = {**spec, "added_tokens": words, "truncation": None, "padding": None}

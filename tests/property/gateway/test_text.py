@@ -92,7 +92,7 @@ def test_every_cut_into_bursts_gives_the_same_events(
     for bursts in (cut(tokens, sizes), [tokens], [[token] for token in tokens]):
         choice = _choice(stops=stops, tools=True)
         events = [event for burst in bursts for event in choice.feed(burst, None)] + choice.finish()
-        delivered = [item.token for item in choice.take_delivered()]
+        delivered = [(item.token, item.begin, item.end) for item in choice.take_delivered()]
         calls = [event for event in events if isinstance(event, ToolCall)]
         outcomes.append((_content(events), calls, delivered, choice.stop_offset))
     assert outcomes[0] == outcomes[1] == outcomes[2]

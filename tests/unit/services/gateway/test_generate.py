@@ -374,7 +374,7 @@ async def test_fr_47_a_fault_of_our_own_ends_the_stream_in_band(
     def broken(*_: object) -> None:
         raise ZeroDivisionError("a secret of the implementation")
 
-    monkeypatch.setattr("services.gateway.choice.ChoiceText.step", broken)
+    monkeypatch.setattr("services.gateway.choice.ChoiceText.take", broken)
     last = events(await line.chat(stream=True))[-1]
     assert last["error"]["code"] == "internal_error"
     assert "secret" not in json.dumps(last)

@@ -109,7 +109,7 @@ async def test_fr_65_one_request_id_at_two_gateways_at_once_is_two_requests(line
 @pytest.mark.parametrize(
     "where",
     [
-        "services.gateway.detokenize.Detokenizer.feed",
+        "services.gateway.detokenize.Detokenizer.texts",
         "services.gateway.parsers.assistant.AssistantParser.text",
     ],
 )
