@@ -7,7 +7,7 @@ in      routes, schemas     the HTTP surface       body        JSON that nobody 
         middleware          ids, root span, catch  connection  a caller who leaves
         auth, slots         who, and how many      limits, resolve  refused, or every parameter decided
 text    vocabulary, model   a model folder         prompts     rendering and tokenising in threads
-        rendering           the chat template      shield      callers' text is never a control token
+        rendering, header   the chat template      shield      callers' text is never a control token
         spelling            the bytes of a token, by the vocabulary's kind
         grammars            what an answer is asked to look like
 queue   workers             who lives              routing     to whom

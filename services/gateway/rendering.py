@@ -19,6 +19,7 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from services.gateway.header import ASKED, HERE, marked
 from services.gateway.schemas.chat import AssistantMessage, ChatRequest, Message, TextPart
 from services.gateway.shield import Segment, Shield
 from services.gateway.vocabulary import Vocabulary
@@ -59,7 +60,9 @@ class ChatTemplate:
         )
         environment.filters["tojson"] = _tojson
         environment.globals["raise_exception"] = _raise
-        self._template: Final[Template] = environment.from_string(source)
+        tree = marked(environment, source)
+        self._template: Final[Template] = environment.from_string(source if tree is None else tree)
+        self._passes: Final = (True, False) if tree is None else (True,)
         self._special: Final = dict(special)
         self._mapping: Final = bool(_WANTS_MAPPING.search(source))
         self.thinks: Final = "<think>" in source
@@ -105,18 +108,15 @@ class ChatTemplate:
         return value
 
     def render(
-        self, variables: Mapping[str, Any], *, header: bool, date: datetime, limits: RenderLimits
-    ) -> str:
-        """The prompt's text. Raises InvalidRequest with the template's own message, or when a bound is passed."""
-        pieces: list[str] = []
-        size = 0
+        self, variables: Mapping[str, Any], *, date: datetime, limits: RenderLimits
+    ) -> tuple[str, str]:
+        """The prompt's text with the generation header, and without. Raises InvalidRequest with the template's own message, or
+        when a bound is passed."""
         try:
-            for piece in self._template.generate(
-                **self._special, **variables, add_generation_prompt=header, strftime_now=date.strftime
-            ):
-                pieces.append(piece)
-                size += len(piece)
-                limits.check(size)
+            texts = [
+                self._pieces({**variables, ASKED: header, "strftime_now": date.strftime}, limits)
+                for header in self._passes
+            ]
         except _TemplateRaised as error:
             raise InvalidRequest(f"the chat template refused: {error.message}", param="messages") from error
         except InvalidRequest:
@@ -124,7 +124,19 @@ class ChatTemplate:
         except Exception as error:  # a template may fail with any Python error, and it is a 400 (FR-63)
             detail = f"{type(error).__name__}: {error}"[:300]
             raise InvalidRequest(f"the chat template failed: {detail}", param="messages") from error
-        return "".join(pieces)
+        full, bare = texts[0], texts[-1]
+        cut = full.index(HERE) if len(texts) == 1 else len(bare)
+        return "".join(piece for piece in full if piece != HERE), "".join(bare[:cut])
+
+    def _pieces(self, variables: Mapping[str, Any], limits: RenderLimits) -> list[str]:
+        pieces: list[str] = []
+        size = 0
+        for piece in self._template.generate(**self._special, **variables):
+            pieces.append(piece)
+            if piece != HERE:
+                size += len(piece)
+                limits.check(size)
+        return pieces
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,9 +186,7 @@ def render_chat(
         "messages": [_cover(shield, item) for item in template.messages(request.messages)]
     }
     variables["tools"] = shield.cover(tools) if tools else None
-    full, bare = shield.uncover_both(
-        *(template.render(variables, header=header, date=date, limits=limits) for header in (True, False))
-    )
+    full, bare = shield.uncover_both(*template.render(variables, date=date, limits=limits))
     return _with_boundary(vocabulary, full, bare)
 
 

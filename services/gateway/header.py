@@ -1,0 +1,34 @@
+"""Where the generation header of a chat template begins, so that one rendering tells the prompt with it and without.
+
+Most templates write it at their very end, `{% if add_generation_prompt %}…{% endif %}`, and ask for it nowhere else: what
+comes before is then the prompt without it.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import Final
+
+from jinja2 import Environment, nodes
+
+HERE: Final = f"\ue0f3{secrets.token_hex(16)}"
+"""The piece that a marked template yields before its header. Nobody can write it: it is new in each process."""
+
+ASKED: Final = "add_generation_prompt"
+"""The variable by which a template is asked for its header."""
+
+
+def marked(environment: Environment, source: str) -> nodes.Template | None:
+    """The template, which yields `HERE` before its header; None of one that does more with the question than this.
+
+    Raises:
+        TemplateSyntaxError: it is no template.
+    """
+    tree = environment.parse(source)
+    header = tree.body[-1] if tree.body else None
+    asked = [name for name in tree.find_all(nodes.Name) if name.name == ASKED]
+    if not isinstance(header, nodes.If) or header.elif_ or header.else_ or asked != [header.test]:
+        return None
+    here = nodes.Output([nodes.TemplateData(HERE, lineno=header.lineno)], lineno=header.lineno)
+    tree.body.insert(-1, here.set_environment(environment))
+    return tree
