@@ -12,7 +12,7 @@ import json
 import math
 import re
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Final, NoReturn
 
 from starlette.requests import ClientDisconnect, Request
@@ -106,13 +106,7 @@ def parse_object(data: bytes, limits: BodyLimits) -> dict[str, object]:
     except UnicodeDecodeError as error:
         raise InvalidRequest(f"the body is not UTF-8 (byte {error.start})", code="invalid_json") from error
     try:
-        value = json.loads(
-            text,
-            object_pairs_hook=partial(_object, most=limits.keys),
-            parse_constant=_not_a_number,
-            parse_float=_finite,
-            parse_int=_integer,
-        )
+        value = _decoder(limits.keys).decode(text)
     except json.JSONDecodeError as error:
         raise InvalidRequest(
             f"malformed JSON: {error.msg} at byte {error.pos}", code="invalid_json"
@@ -124,6 +118,17 @@ def parse_object(data: bytes, limits: BodyLimits) -> dict[str, object]:
     if _SURROGATE.search(data):
         _check_unicode(value)
     return value
+
+
+@cache
+def _decoder(most_keys: int) -> json.JSONDecoder:
+    """Of the one or two limits that a process has."""
+    return json.JSONDecoder(
+        object_pairs_hook=partial(_object, most=most_keys),
+        parse_constant=_not_a_number,
+        parse_float=_finite,
+        parse_int=_integer,
+    )
 
 
 def _check_shape(data: bytes, limits: BodyLimits) -> None:

@@ -14,24 +14,42 @@ class CallerGone(Exception):
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
-    """Run `work` to its end, or cancel it as soon as the caller is gone.
+    """Run `work` to its end, or cancel it as soon as the caller is gone: in the running task, as `asyncio.timeout` does, for
+    a task of its own would be two turns of the loop before anything of a request is done.
 
     The request's body must have been read. Cancelled or not, `work` has ended when this returns.
 
     Raises:
         CallerGone: the caller left first.
     """
-    task = asyncio.ensure_future(work)
-    watcher = asyncio.ensure_future(_gone(receive))
-    try:
-        await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise CallerGone
-        await task
-    finally:
+    task = asyncio.current_task()
+    if task is None:
+        raise RuntimeError("a caller is watched from a task")
+    before, gone = task.cancelling(), False
+
+    def left(watcher: asyncio.Task[None]) -> None:
+        nonlocal gone
+        gone = True
         task.cancel()
+
+    watcher = asyncio.create_task(_gone(receive))
+    watcher.add_done_callback(left)
+    try:
+        await work
+    except BaseException:
+        if (
+            not gone or task.uncancel() > before
+        ):  # a fault of the work's, or somebody else ends the task as well
+            raise
+    else:
+        if not gone:
+            return
+        task.uncancel()
+    finally:
+        watcher.remove_done_callback(left)
         watcher.cancel()
-        await asyncio.gather(task, watcher, return_exceptions=True)
+        await asyncio.gather(watcher, return_exceptions=True)
+    raise CallerGone
 
 
 async def _gone(receive: Receive) -> None:
