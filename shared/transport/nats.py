@@ -11,15 +11,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from types import TracebackType
 from typing import Any, Final
 
 from nats import errors as nats_errors
 from nats.aio.client import Server
 from nats.aio.subscription import Subscription as NatsSubscription
 
-from shared.errors import PayloadTooLarge, ProtocolError, Unavailable
+from shared.errors import BurstlineError, PayloadTooLarge, ProtocolError, Unavailable
 from shared.logs import redact
 from shared.transport.access import Access
 from shared.transport.base import Headers
@@ -163,15 +163,20 @@ class NatsWire:
                 await self._client.hear(f"{self._inbox}.*", "", self._answered)
             self._asked += 1
             inbox = f"{self._inbox}.{self._asked}"
-            answer: asyncio.Future[Raw] = asyncio.get_running_loop().create_future()
+            loop = asyncio.get_running_loop()
+            answer: asyncio.Future[Raw] = loop.create_future()
             self._answers[inbox] = answer
+            late = loop.call_later(timeout, _give_up, answer)
+            sent = dict(headers) if headers else None
             try:
-                async with asyncio.timeout(timeout):
-                    await self._client.publish(
-                        subject, data, reply=inbox, headers=dict(headers) if headers else None
-                    )
-                    raw = await answer
+                if self._client.flows:  # it is sent without a wait, so the answer alone needs a limit
+                    await self._client.publish(subject, data, reply=inbox, headers=sent)
+                else:
+                    async with asyncio.timeout(timeout):
+                        await self._client.publish(subject, data, reply=inbox, headers=sent)
+                raw = await answer
             finally:
+                late.cancel()
                 del self._answers[inbox]
         if raw.status == _NO_RESPONDERS and not raw.data:
             raise NobodyListens(f"{subject}: nobody listens")
@@ -246,6 +251,11 @@ class _Listening:
         await self._wire.unlisten(self._subscription)
 
 
+def _give_up(answer: asyncio.Future[Raw]) -> None:
+    if not answer.done():
+        answer.set_exception(TimeoutError())
+
+
 def _next_server(servers: list[Server], info: dict[str, Any]) -> tuple[Server, float]:
     """The server that failed least, and how long to wait: doubling, bounded, with jitter against stampedes."""
     chosen = min(servers, key=lambda server: server.reconnects)
@@ -253,22 +263,39 @@ def _next_server(servers: list[Server], info: dict[str, Any]) -> tuple[Server, f
     return chosen, wait * random.uniform(0.5, 1.5)
 
 
-@contextmanager
-def _translated(what: str) -> Iterator[None]:
-    """Foreign errors in our words."""
-    try:
-        yield
-    except nats_errors.MaxPayloadError as error:
-        raise PayloadTooLarge(f"{what}: over the server's payload limit") from error
-    except (nats_errors.BadSubjectError, nats_errors.BadHeaderError) as error:
-        raise ProtocolError(f"{what}: not a subject or header that NATS takes") from error
-    except (
-        nats_errors.OutboundBufferLimitError,
-        nats_errors.ConnectionClosedError,
-        nats_errors.ConnectionDrainingError,
-    ) as error:
-        raise NobodyListens(f"{what}: there is no connection to NATS") from error
-    except TimeoutError as error:
-        raise Unanswered(f"{what}: no answer in time") from error
-    except (nats_errors.Error, OSError) as error:
-        raise Unavailable(f"{what}: {redact(str(error))}") from error
+class _translated:
+    """Foreign errors of a block in our words."""
+
+    __slots__ = ("_what",)
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None and (known := _in_our_words(self._what, error)) is not None:
+            raise known from error
+
+
+def _in_our_words(what: str, error: BaseException) -> BurstlineError | None:
+    match error:
+        case nats_errors.MaxPayloadError():
+            return PayloadTooLarge(f"{what}: over the server's payload limit")
+        case nats_errors.BadSubjectError() | nats_errors.BadHeaderError():
+            return ProtocolError(f"{what}: not a subject or header that NATS takes")
+        case (
+            nats_errors.OutboundBufferLimitError()
+            | nats_errors.ConnectionClosedError()
+            | nats_errors.ConnectionDrainingError()
+        ):
+            return NobodyListens(f"{what}: there is no connection to NATS")
+        case TimeoutError():
+            return Unanswered(f"{what}: no answer in time")
+        case nats_errors.Error() | OSError():
+            return Unavailable(f"{what}: {redact(str(error))}")
+        case _:
+            return None

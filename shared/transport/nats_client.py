@@ -1,34 +1,26 @@
 """nats-py's client, with a shorter way for messages and without the faults of its reader. `nats.py` alone uses it.
 
-The way, both of which a request's first token goes several times: nats-py hands each message to a task of its
-subscription through a queue, and each publish to a task that writes. Here a message goes from the reader straight to
-who listens, and a publish straight to the socket while that takes it (else to nats-py's writer, which waits). What follows
-it in the same turn of the event loop goes at the turn's end, and a subscription with the next publish or then: every call
-may cost the processor, which the server that it wakes takes over.
+The way, both of which a request's first token goes several times: nats-py hands what it reads to a task, which hands each
+message to a task of its subscription through a queue, and each publish to a task that writes. Here a message goes from the
+socket straight to who listens (`frames.py`), and a publish straight to the socket while that takes it (else to nats-py's
+writer, which waits). What follows it in the same turn of the event loop goes at the turn's end, and a subscription with the
+next publish or then: every call may cost the processor, which the server that it wakes takes over.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from nats import errors as nats_errors
 from nats.aio.client import Client
 from nats.aio.subscription import Subscription
 from nats.aio.transport import TcpTransport
 
-from shared.transport.wire import Raw
+from shared.transport.frames import Receive, Splitter
 
-_log = logging.getLogger(__name__)
-
-_LINE: Final = b"\r\n"
-_VERSION: Final = b"NATS/1.0"
 _CONGESTED_BYTES: Final = 64 << 10
 """Of unsent data at the socket; beyond it a publish waits its turn."""
-
-Receive = Callable[[Raw], None]
 
 
 class PatientClient(Client):
@@ -84,24 +76,32 @@ class PatientClient(Client):
         except TimeoutError:
             raise nats_errors.FlushTimeoutError from None
 
+    @property
+    def flows(self) -> bool:
+        """Whether a publish goes to the socket without a wait."""
+        writer = self._writer()
+        return writer is not None and writer.transport.get_write_buffer_size() < _CONGESTED_BYTES
+
     # nats-py calls these
 
-    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
-        receive = self._receivers.get(sid)
-        if receive is None:
-            await super()._process_msg(sid, subject, reply, data, headers)
+    async def _send_publish(
+        self, subject: str, reply: str, payload: bytes, payload_size: int, headers: dict[str, Any] | None
+    ) -> None:
+        """As nats-py does it, but for a pattern for each header."""
+        if headers is None or not all(map(_plain, headers, headers.values())):
+            await super()._send_publish(subject, reply, payload, payload_size, headers)
             return
-        self.stats["in_msgs"] += 1
-        self.stats["in_bytes"] += len(data)
-        raw = Raw(subject=subject.decode(), data=data, headers=parse_headers(headers), reply=reply.decode())
-        try:
-            receive(raw)
-        except Exception:  # noqa: BLE001 - one listener's fault must not end the reading for all the others
-            _log.exception("a listener on %s failed", raw.subject.partition(".")[0])
+        fields = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+        block = f"NATS/1.0\r\n{fields}\r\n".encode()
+        line = f"HPUB {subject} {reply} {len(block)} {len(block) + payload_size}\r\n"
+        self.stats["out_msgs"] += 1
+        self.stats["out_bytes"] += payload_size
+        await self._send_command(b"".join((line.encode(), block, payload, b"\r\n")))
+        if self._flush_queue is not None and self._flush_queue.empty():
+            await self._flush_pending()
 
     async def _flush_pending(self, force_flush: bool = False) -> Any:
-        writer = self._writer()
-        if force_flush or writer is None or writer.transport.get_write_buffer_size() >= _CONGESTED_BYTES:
+        if force_flush or not self.flows:
             return await super()._flush_pending(force_flush)
         if self._turn is None:
             self._turn = asyncio.get_running_loop().call_soon(self._end_turn)
@@ -133,25 +133,17 @@ class PatientClient(Client):
         await super()._process_pong()
 
     async def _read_loop(self) -> None:
+        writer = self._writer()
+        if writer is not None:
+            streams = writer.transport.get_protocol()
+            writer.transport.set_protocol(Splitter(cast("asyncio.Protocol", streams), self._receivers))
         await super()._read_loop()
         if self.is_connected:
             await self._process_op_err(nats_errors.UnexpectedEOF())
 
 
-def parse_headers(block: bytes | None) -> dict[str, str]:
-    """A header block as a dictionary; the server's own status, which stands in the first line, as Status and
-    Description. A line that is no field is passed over."""
-    if not block:
-        return {}
-    first, *lines = block.split(_LINE)
-    found: dict[str, str] = {}
-    status, _, description = first.removeprefix(_VERSION).strip().partition(b" ")
-    if status:
-        found["Status"] = status.decode("utf-8", "replace")
-    if description:
-        found["Description"] = description.decode("utf-8", "replace").strip()
-    for line in lines:
-        name, colon, value = line.partition(b":")
-        if colon:
-            found[name.decode("utf-8", "replace").strip()] = value.decode("utf-8", "replace").strip()
-    return found
+def _plain(name: str, value: str) -> bool:
+    """Whether a header goes over the wire as it stands."""
+    return (
+        name.isascii() and name.replace("-", "").isalnum() and value.isprintable() and value == value.strip()
+    )

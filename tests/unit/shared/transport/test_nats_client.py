@@ -1,52 +1,39 @@
-"""Headers as they come from the server, and a listener that fails."""
+"""A publish as it goes over the wire: as nats-py would write it, whichever way it takes. And the wait for a PONG."""
 
 from __future__ import annotations
 
 import asyncio
 
 import pytest
+from nats import errors as nats_errors
+from nats.aio.client import Client
 from nats.errors import FlushTimeoutError
 
-from shared.transport.nats_client import PatientClient, parse_headers
-from shared.transport.wire import Raw
+from shared.transport.nats_client import PatientClient
 
 
 @pytest.mark.parametrize(
-    ("block", "expected"),
+    "headers",
     [
-        (None, {}),
-        (b"", {}),
-        (b"NATS/1.0\r\n\r\n", {}),
-        (b"NATS/1.0\r\na: b\r\nTrace: 00-1: x\r\n\r\n", {"a": "b", "Trace": "00-1: x"}),
-        (b"NATS/1.0 503\r\n\r\n", {"Status": "503"}),
-        (b"NATS/1.0 404 No Messages\r\n\r\n", {"Status": "404", "Description": "No Messages"}),
-        (
-            b"NATS/1.0 100 Idle Heartbeat\r\nNats-Last-Stream: 12\r\n\r\n",
-            {"Status": "100", "Description": "Idle Heartbeat", "Nats-Last-Stream": "12"},
-        ),
-        ("NATS/1.0\r\nä:é\r\nno field\r\n\r\n".encode(), {"ä": "é"}),
-        (b"NATS/1.0\r\na: \xff\r\n\r\n", {"a": "\ufffd"}),
+        {"Trace-Parent": "00-1", "Tenant": "ä 한국어"},
+        {"a": " spaces around "},
+        {"a": "two\r\nlines"},
+        {"a_b.c": "a name that is no word"},
+        {},
+        None,
     ],
 )
-def test_header_blocks(block: bytes | None, expected: dict[str, str]) -> None:
-    assert parse_headers(block) == expected
+async def test_headers_are_written_as_nats_py_writes_them(headers: dict[str, str] | None) -> None:
+    ours, theirs = PatientClient(), Client()
+    for client in (ours, theirs):
+        await client._send_publish("a.b", "_INBOX.1", b"data", 4, headers)
+    assert b"".join(ours._pending) == b"".join(theirs._pending)
+    assert ours.stats == theirs.stats
 
 
-async def test_a_listener_that_fails_is_told_and_the_next_message_comes(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    client, heard = PatientClient(), []
-
-    def receive(raw: Raw) -> None:
-        heard.append(raw.data)
-        if len(heard) == 1:
-            raise ValueError("first")
-
-    client._receivers[7] = receive
-    for data in (b"1", b"2"):
-        await client._process_msg(7, b"a.b", b"", data, b"")
-    assert heard == [b"1", b"2"]
-    assert [record.message for record in caplog.records] == ["a listener on a failed"]
+async def test_a_name_that_would_break_the_block_is_refused() -> None:
+    with pytest.raises(nats_errors.BadHeaderError):
+        await PatientClient()._send_publish("a.b", "", b"", 0, {"a\r\nb": "c"})
 
 
 async def test_a_cancellation_that_comes_with_the_pong_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
