@@ -12,6 +12,7 @@
     drafts    the family of drafters on families of models                rules     how tokens are picked
     public    the family of a public model that was added                 rows      the family of a model's rows in any company
     small     the engines of trials                               device    where a process computes
+    grammars  the family of streams that follow a grammar
 
 To add something to be shown:
 

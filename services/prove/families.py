@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from services.prove import drafts, public, rows, turns
+from services.prove import drafts, grammars, public, rows, turns
 from services.prove.compare import Verdict, crashed
 from services.prove.trial import Trial
 
@@ -30,6 +30,7 @@ Family = Callable[[bool, int], Sequence[Trial]]
 FAMILIES: Final[Mapping[str, Family]] = {
     "turns that go on from what was decoded": turns.family,
     "every drafter on every family of models": drafts.family,
+    "streams that follow a grammar": grammars.family,
     "rows of the whole model in any company": rows.family,
     "a public model with n-gram drafts": public.family,
 }
