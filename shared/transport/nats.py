@@ -166,7 +166,7 @@ class NatsWire:
             loop = asyncio.get_running_loop()
             answer: asyncio.Future[Raw] = loop.create_future()
             self._answers[inbox] = answer
-            late = loop.call_later(timeout, _give_up, answer)
+            late: asyncio.TimerHandle | None = None
             sent = dict(headers) if headers else None
             try:
                 if self._client.flows:  # it is sent without a wait, so the answer alone needs a limit
@@ -174,9 +174,11 @@ class NatsWire:
                 else:
                     async with asyncio.timeout(timeout):
                         await self._client.publish(subject, data, reply=inbox, headers=sent)
+                late = loop.call_later(timeout, _give_up, answer)
                 raw = await answer
             finally:
-                late.cancel()
+                if late is not None:
+                    late.cancel()
                 del self._answers[inbox]
         if raw.status == _NO_RESPONDERS and not raw.data:
             raise NobodyListens(f"{subject}: nobody listens")
