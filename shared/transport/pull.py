@@ -181,6 +181,12 @@ async def send_pull(
     await wire.send(subject, json.dumps(request).encode(), reply=reply)
 
 
+def consumer_of(reply: str) -> str:
+    """`stream.durable` that a message is of, by its reply subject: $JS.ACK.[domain.account.]stream.consumer.count..."""
+    tokens = reply.split(".")
+    return ".".join(tokens[2:4] if len(tokens) < 11 else tokens[4:6])
+
+
 class WireDelivery:
     """A `Delivery`. The reply subject says which: $JS.ACK.[domain.account.]stream.consumer.count.sequence..."""
 
