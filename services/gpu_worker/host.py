@@ -6,7 +6,7 @@
     cancel, interrupt  ---------------------->  (the engine's two thread-safe methods)
 
 The thread waits on a condition when there is nothing to do, and waits for the loop when that lags: neither side grows
-without bound. An exception of a command belongs to its caller; one of `step` leaves the engine in an unknown state, so
+without bound. It gives the interpreter away for a first token. An exception of a command belongs to its caller; one of `step` leaves the engine in an unknown state, so
 the thread ends and `failed` says why: the process goes down and the requests are delivered again.
 """
 
@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
 from services.gpu_worker.api import EngineApi
-from services.gpu_worker.engine.events import Event
+from services.gpu_worker.engine.events import Burst, Event
 from services.gpu_worker.engine.stats import EngineStats, Pressure
 from shared.clock import SYSTEM, Clock
 from shared.errors import EngineFault
@@ -33,6 +33,9 @@ _MAX_COMMANDS: Final = 256
 _MAX_BATCHES: Final = 64
 _EMPTY_STEP_NS: Final = 1_000_000
 _EMPTY_STEP_WAIT_S: Final = 0.01
+_HAND_OVER_S: Final = 0.001
+"""Of a first token to a loop that keeps up, at most. Without it the next step has the interpreter before the loop is awake to
+ask for it, and the token waits for a pause in that step's planning."""
 
 
 _Answer = Callable[[object, BaseException | None], None]
@@ -62,6 +65,8 @@ class EngineHost:
         self._commands: deque[_Command] = deque()
         self._room = asyncio.Semaphore(_MAX_COMMANDS)
         self._credit = threading.Semaphore(_MAX_BATCHES)
+        self._told = self._took = 0  # batches of events: the thread counts, and the loop
+        self._taken = threading.Event()  # it has all of them
         self._stopping = False
         self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
         self._engine: EngineApi | None = None
@@ -220,7 +225,12 @@ class EngineHost:
         events = engine.step()
         if events:
             self._credit.acquire()
+            self._told += 1
+            self._taken.clear()
             self._tell(self._deliver, events)
+            keeps_up = self._told - self._took <= 1
+            if keeps_up and any(isinstance(event, Burst) and event.offset == 0 for event in events):
+                self._taken.wait(_HAND_OVER_S)
         elif not worked and self._clock.monotonic_ns() - start < _EMPTY_STEP_NS:
             # Nothing could run (everything waits for a broker's answer): sleep until a command or a moment passes.
             with self._condition:
@@ -246,6 +256,9 @@ class EngineHost:
             self._built.set_result(None)
 
     def _deliver(self, events: list[Event]) -> None:
+        self._took += 1
+        if self._took == self._told:
+            self._taken.set()  # the loop has the interpreter, and gives it away when the tokens are sent
         try:
             self._on_events(events)
         finally:

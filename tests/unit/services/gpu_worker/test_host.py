@@ -53,6 +53,49 @@ async def test_events_come_in_order_and_on_the_loop_s_thread() -> None:
         assert engine.interrupts == 1
 
 
+async def test_the_next_step_waits_until_the_loop_has_a_first_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.gpu_worker.host._HAND_OVER_S", 30.0)
+    engine, steps = ScriptedEngine(clock=ManualClock(), budget=1), dict[str, int]()
+
+    def on_events(batch: list[Event]) -> None:
+        for event in batch:
+            steps.setdefault(type(event).__name__, engine.steps)
+
+    def go_on(engine: ScriptedEngine) -> None:
+        engine.budget = None
+
+    async with _host(engine, []) as host:
+        host.deliver_to(on_events)
+        await host.call(lambda engine: engine.submit(_request()))
+        await until(lambda: "Primed" in steps)
+        await host.call(go_on)
+        await until(lambda: "Finished" in steps)
+        assert steps["Burst"] == 2  # the prime's and its own
+
+
+async def test_a_loop_that_does_not_come_is_not_waited_for() -> None:
+    events: list[Event] = []
+    engine, submitted = ScriptedEngine(clock=ManualClock()), threading.Event()
+
+    def submit(engine: ScriptedEngine) -> None:
+        engine.submit(_request())
+        submitted.set()
+
+    async with _host(engine, events) as host:
+        calling = asyncio.create_task(host.call(submit))
+        await asyncio.sleep(0)
+        assert submitted.wait(10)  # the loop stands still from here on
+        still = threading.Event()
+        for _ in range(1000):
+            if engine.steps >= 3:
+                break
+            still.wait(0.01)
+        assert engine.steps == 3  # a prime and two bursts
+        assert events == []
+        await calling
+        await until(lambda: any(isinstance(event, Finished) for event in events))
+
+
 async def test_a_command_s_error_is_its_caller_s_alone() -> None:
     events: list[Event] = []
     engine = ScriptedEngine(clock=ManualClock(), submit_error=Overloaded("full"))
