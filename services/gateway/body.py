@@ -11,6 +11,7 @@ import asyncio
 import json
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Final, NoReturn
@@ -53,14 +54,16 @@ class BodyLimits:
     time_s: float
 
 
-async def read_json_object(request: Request, limits: BodyLimits) -> dict[str, object]:
-    """The request's body as a JSON object.
+async def read_json_object(
+    request: Request, headers: Mapping[str, str], limits: BodyLimits
+) -> dict[str, object]:
+    """The request's body as a JSON object; `headers` are the request's, in lower case.
 
     Raises:
         UnsupportedMedia, PayloadTooLarge, BodyTimeout, InvalidRequest: as the module says.
         ClientDisconnect: the caller left while sending.
     """
-    _check_headers(request, limits.size)
+    _check_headers(headers, limits.size)
     try:
         async with asyncio.timeout(limits.time_s):
             data = await _read(request, limits.size)
@@ -71,14 +74,14 @@ async def read_json_object(request: Request, limits: BodyLimits) -> dict[str, ob
     return parse_object(data, limits)
 
 
-def _check_headers(request: Request, max_bytes: int) -> None:
-    kind, _, parameters = request.headers.get("content-type", "").partition(";")
+def _check_headers(headers: Mapping[str, str], max_bytes: int) -> None:
+    kind, _, parameters = headers.get("content-type", "").partition(";")
     charset = parameters.strip().lower().removeprefix("charset=").strip('"')
     if kind.strip().lower() != "application/json" or charset not in ("", "utf-8", "utf8"):
         raise UnsupportedMedia("the body must be sent as content-type: application/json (UTF-8)")
-    if request.headers.get("content-encoding", "identity").strip().lower() != "identity":
+    if headers.get("content-encoding", "identity").strip().lower() != "identity":
         raise UnsupportedMedia("compressed bodies are not accepted")
-    length = request.headers.get("content-length")
+    length = headers.get("content-length")
     if length is not None and _LENGTH.match(length) and int(length) > max_bytes:
         raise _too_large(max_bytes)
 

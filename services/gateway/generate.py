@@ -5,7 +5,7 @@ With an Idempotency-Key it may be another call's generation: then nothing is enq
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass
 from typing import Final
@@ -93,19 +93,19 @@ class GenerationResponse(Response):
 
     async def _validate(self, context: RequestContext) -> Validated:
         gateway, settings = self._gateway, self._gateway.settings
-        authorization = self._request.headers.get("authorization")
+        authorization = context.headers.get("authorization")
         identity = await gateway.authenticator.identify(authorization, context.span)
         context.span.set_attribute("burstline.tenant", identity.tenant)
-        body = await read_json_object(self._request, settings.body_limits())
+        body = await read_json_object(self._request, context.headers, settings.body_limits())
         fields = faults.validate(self._schema, body)
         model = gateway.model(fields.model, identity)
         check_limits(fields, model, settings)
-        key = key_of(self._request.headers.get("idempotency-key"), self._request.scope["path"], body)
+        key = key_of(context.headers.get("idempotency-key"), self._request.scope["path"], body)
         if key is not None and len(parts_of(fields)) > 1:
             raise InvalidRequest(
                 "an Idempotency-Key stands for one request: give one prompt", param="Idempotency-Key"
             )
-        seen = marks_of(self._request.headers.get("last-event-id"))
+        seen = marks_of(context.headers.get("last-event-id"))
         if seen is not None and (key is None or not fields.streamed):
             raise InvalidRequest(
                 "Last-Event-ID goes with an Idempotency-Key and stream: true", param="Last-Event-ID"
@@ -116,25 +116,25 @@ class GenerationResponse(Response):
             model=model,
             fields=fields,
             tools=offered,
-            priority=self._priority(fields),
-            deadline_s=self._deadline_s(),
+            priority=self._priority(fields, context.headers),
+            deadline_s=self._deadline_s(context.headers),
             key=key,
             seen=seen,
         )
 
-    def _priority(self, fields: GenerationFields) -> Priority:
+    def _priority(self, fields: GenerationFields, headers: Mapping[str, str]) -> Priority:
         """The field, else the header, else normal."""
         if fields.priority is not None:
             return fields.priority
-        named = self._request.headers.get("x-burstline-priority", "normal").lower()
+        named = headers.get("x-burstline-priority", "normal").lower()
         if named not in _PRIORITIES:
             raise InvalidRequest("x-burstline-priority is high, normal or low", param="x-burstline-priority")
         return _PRIORITIES[named]
 
-    def _deadline_s(self) -> float:
+    def _deadline_s(self, headers: Mapping[str, str]) -> float:
         """The caller's own deadline in seconds, at most ours."""
         most = self._gateway.settings.request_deadline_s
-        given = self._request.headers.get("x-burstline-deadline-s")
+        given = headers.get("x-burstline-deadline-s")
         if given is None:
             return most
         try:
@@ -192,7 +192,7 @@ class _Run:
         request, crew = await self._resolve(self._validated.fields, self._context.request_id)
         gateway, validated, root = self._gateway, self._validated, self._context.span
         gateway.queues.admit(request.namespace.fingerprint, request.tenant)
-        route = await self._route(request, crew)
+        route = await gateway.router.route(request, crew, root)
         owner = None
         if validated.key is not None:
             other = await gateway.keys.remember(
@@ -206,6 +206,7 @@ class _Run:
         try:
             async with gateway.dispatcher.open(request, route, root, keyed=owner) as generation:
                 enqueued = True
+                self._routed(request, route)
                 fields = validated.fields
                 telling = Telling(
                     gateway,
@@ -219,6 +220,9 @@ class _Run:
             if owner is not None and not enqueued:
                 await owner.forget()
             raise
+        finally:
+            if not enqueued:
+                self._routed(request, route)
 
     def _sheet(self, request: GenerateRequest, route: Route) -> AnswerSheet:
         return make_sheet(request, self._validated.fields, self._validated.model, route=route.reason)
@@ -236,7 +240,8 @@ class _Run:
         async with AsyncExitStack() as opened:
             told = []
             for part, (request, crew) in zip(parts, resolved, strict=True):
-                route = await self._route(request, crew)
+                route = await gateway.router.route(request, crew, root)
+                self._routed(request, route)
                 sheet = make_sheet(request, part, model, route=route.reason)
                 telling = Telling(gateway, self._context, sheet, model, usage_chunk=usage_chunk)
                 generation = await opened.enter_async_context(gateway.dispatcher.open(request, route, root))
@@ -265,11 +270,10 @@ class _Run:
         )
         return resolve(fields, admission, gateway.settings), crew
 
-    async def _route(self, request: GenerateRequest, crew: Crew) -> Route:
-        gateway, root = self._gateway, self._context.span
-        route = await gateway.router.route(request, crew, root)
-        gateway.metrics.routes.labels(route.reason).inc()
-        root.set_attributes(
+    def _routed(self, request: GenerateRequest, route: Route) -> None:
+        """Tell where it went: once it is on its way there."""
+        self._gateway.metrics.routes.labels(route.reason).inc()
+        self._context.span.set_attributes(
             {
                 "burstline.request_id": request.request_id,
                 "burstline.model": request.model,
@@ -277,4 +281,3 @@ class _Run:
                 "burstline.entry_position": route.position,
             }
         )
-        return route

@@ -72,7 +72,8 @@ class Surround:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        fields = reversed(scope["headers"])  # of one that is there twice the first counts
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in fields}
         context = self._context(self._span(scope, headers), headers)
         scope.setdefault("state", {})[_KEY] = context
         logs.bind_trace(context.trace_id)
@@ -85,7 +86,6 @@ class Surround:
         return self._telemetry.start(
             f"{scope['method']} {route_of(scope['path'])}",
             self._telemetry.extract(headers),
-            {"http.request.method": scope["method"], "url.path": scope["path"][:256]},
             kind=SpanKind.SERVER,
         )
 
@@ -116,7 +116,13 @@ class Surround:
             seconds = (self._clock.monotonic_ns() - context.started_ns) / 1e9
             self._metrics.requests.labels(route, str(status)).inc()
             self._metrics.seconds.labels(route).observe(seconds)
-            context.span.set_attribute("http.response.status_code", status)
+            context.span.set_attributes(
+                {
+                    "http.request.method": scope["method"],
+                    "url.path": scope["path"][:256],
+                    "http.response.status_code": status,
+                }
+            )
             context.span.end()
 
     async def _guarded(self, scope: Scope, receive: Receive, send: _Watched) -> None:
