@@ -67,7 +67,6 @@ class Attempt:
         self._span = core.telemetry.start(
             "worker.request",
             core.telemetry.extract(self._item.headers),
-            {"burstline.request": request.request_id, "burstline.worker": core.identity.worker_id},
         )
         self._lease = HitLease(
             core,
@@ -140,7 +139,13 @@ class Attempt:
         finally:
             self._core.telemetry.record("queue.wait", self._span, self.request.created_ns, begun_ns)
             self._intake.trace()
-            self._span.set_attribute("burstline.end", way_out)
+            self._span.set_attributes(
+                {
+                    "burstline.request": self.request.request_id,
+                    "burstline.worker": self._core.identity.worker_id,
+                    "burstline.end": way_out,
+                }
+            )
             if way_out == "handed_back" and self._relay is not None:
                 await self._relay.hand_back()
             await self._out.close(way_out)

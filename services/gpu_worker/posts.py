@@ -32,11 +32,18 @@ class _Post:
 class Posts:
     """Belongs to the event loop, and to one `Puller`."""
 
-    def __init__(self, own: str, poll: Callable[[str], Coroutine[Any, Any, bool]]) -> None:
+    def __init__(
+        self,
+        own: str,
+        poll: Callable[[str], Coroutine[Any, Any, bool]],
+        *,
+        on_over: Callable[[], None] = lambda: None,
+    ) -> None:
         """`own` is what the subjects of the worker's own queue begin with; `poll` waits for one request of a subject for a
-        time, starts it, and tells whether there was one."""
+        time, starts it, and tells whether there was one; `on_over` is called when a poll is over."""
         self._own: Final = own
         self._poll: Final = poll
+        self._on_over: Final = on_over
         self._heard: Final[OrderedDict[str, None]] = OrderedDict()  # the last one last
         self._posts: Final[dict[str, _Post]] = {}
 
@@ -65,7 +72,9 @@ class Posts:
             if len(self._posts) >= places:
                 return
             if subject not in self._posts and not but(subject):
-                self._posts[subject] = _Post(asyncio.create_task(self._poll(subject)))
+                poll = asyncio.create_task(self._poll(subject))
+                poll.add_done_callback(lambda _: self._on_over())
+                self._posts[subject] = _Post(poll)
 
     def wants(self, subject: str) -> bool:
         """Whether a poll of the subject may stand again soon."""

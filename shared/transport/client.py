@@ -162,7 +162,7 @@ class WireTransport:
         self._check_size(data, headers)
         return await jetstream.append(
             self._wire,
-            self._stream_of(subject),
+            lambda: self._stream_of(subject),
             subject,
             data,
             message_id=message_id,

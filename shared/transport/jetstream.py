@@ -10,6 +10,7 @@ import asyncio
 import json
 import logging
 import uuid
+from collections.abc import Callable
 from typing import Any, Final
 
 from shared.errors import (
@@ -96,7 +97,7 @@ def translate(error: dict[str, Any]) -> BurstlineError:
 
 async def append(
     wire: Wire,
-    stream: str | None,
+    stream_of: Callable[[], str | None],
     subject: str,
     data: bytes,
     *,
@@ -105,8 +106,8 @@ async def append(
     headers: Headers | None,
     timeout: float,
 ) -> Stored:
-    """Publish and wait until stored. `stream` holds `subject` (None = unknown; then an expectation that the server
-    refuses is FencedOut without a second look).
+    """Publish and wait until stored. `stream_of` tells which stream holds `subject`, if that is asked (None = unknown; then
+    an expectation that the server refuses is FencedOut without a second look).
 
     Raises:
         FencedOut, Overloaded, PayloadTooLarge: nothing was stored.
@@ -124,7 +125,7 @@ async def append(
             answer = parse((await wire.ask(subject, data, timeout=timeout / _TRIES, headers=sent)).data)
             return Stored(sequence=int(answer["seq"]), duplicate=bool(answer.get("duplicate", False)))
         except FencedOut:
-            stored = await _stored_already(wire, stream, subject, data, expected)
+            stored = await _stored_already(wire, stream_of(), subject, data, expected)
             if stored is None:
                 raise
             return stored
