@@ -20,7 +20,7 @@ from opentelemetry.context import Context
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import SpanLimits, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
-from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+from opentelemetry.sdk.trace.sampling import Decision, ParentBased, TraceIdRatioBased
 from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Status, StatusCode, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
@@ -32,6 +32,7 @@ from shared import logs
 from shared.clock import SYSTEM
 from shared.config import CommonSettings
 from shared.errors import BurstlineError
+from shared.spans import Ids, LateSpan
 from shared.tracestore import StoreExporter, TraceStore
 
 TASKS: Final = "burstline_process_tasks"
@@ -57,6 +58,9 @@ class Telemetry:
     provider: TracerProvider
     tracer: Tracer
     registry: CollectorRegistry
+    ids: Ids
+    keeps: TraceIdRatioBased
+    """The verdict on traces that begin here."""
 
     def inject(self, parent: Parent, headers: MutableMapping[str, str]) -> None:
         """Write `parent` into message headers as W3C trace context; its sampled flag goes along (FR-121)."""
@@ -127,16 +131,23 @@ class Telemetry:
         start_ns: int | None = None,
     ) -> Span:
         """A span that the caller ends itself, in a `finally`."""
-        return self.tracer.start_span(
+        context = self.ids.below(_span_context(parent), self._kept)
+        if not context.trace_flags.sampled:
+            return trace.NonRecordingSpan(context)
+        return LateSpan(
+            self.tracer,
+            self.ids,
             name,
-            context=context_of(parent),
+            context_of(parent),
+            context,
             kind=kind,
             attributes=attributes,
             links=links,
-            start_time=start_ns,
-            record_exception=False,
-            set_status_on_exception=False,
+            start_ns=start_ns,
         )
+
+    def _kept(self, trace_id: int) -> bool:
+        return self.keeps.should_sample(None, trace_id, "").decision is Decision.RECORD_AND_SAMPLE
 
     def record(
         self,
@@ -150,7 +161,16 @@ class Telemetry:
         links: Sequence[Link] = (),
     ) -> SpanContext:
         """Tell a span after the fact (wall-clock nanoseconds). Returns its context, a parent for others."""
-        span = self.start(name, parent, attributes, kind=kind, links=links, start_ns=start_ns)
+        span = self.tracer.start_span(
+            name,
+            context=context_of(parent),
+            kind=kind,
+            attributes=attributes,
+            links=links,
+            start_time=start_ns,
+            record_exception=False,
+            set_status_on_exception=False,
+        )
         span.end(max(start_ns, end_ns))
         return span.get_span_context()
 
@@ -184,6 +204,16 @@ def context_of(parent: Parent) -> Context:
             return parent
 
 
+def _span_context(parent: Parent) -> SpanContext | None:
+    match parent:
+        case None | SpanContext():
+            return parent
+        case Span():
+            return parent.get_span_context()
+        case _:
+            return trace.get_current_span(parent).get_span_context()
+
+
 def trace_id(parent: Parent) -> str:
     """The trace id as 32 hex digits, "" when there is none."""
     context = trace.get_current_span(context_of(parent)).get_span_context()
@@ -214,8 +244,10 @@ def build(service: str, exporter: SpanExporter | None, *, sample_ratio: float = 
     `sample_ratio` of the traces that begin here are kept; one that came with a message or a caller is kept or not as
     its flag says, so that a trace is whole or not there.
     """
+    ids, keeps = Ids(), TraceIdRatioBased(sample_ratio)
     provider = TracerProvider(
-        sampler=ParentBased(TraceIdRatioBased(sample_ratio)),
+        sampler=ParentBased(keeps),
+        id_generator=ids,
         resource=Resource({"service.name": service}),
         span_limits=SpanLimits(max_attributes=64, max_events=64, max_links=16, max_attribute_length=4096),
         shutdown_on_exit=False,
@@ -234,6 +266,8 @@ def build(service: str, exporter: SpanExporter | None, *, sample_ratio: float = 
         provider=provider,
         tracer=provider.get_tracer("burstline"),
         registry=_registry(),
+        ids=ids,
+        keeps=keeps,
     )
 
 
