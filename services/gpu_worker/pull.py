@@ -6,7 +6,8 @@ nothing here, once others had the time to take it. While nothing is known to wai
 heard of last (`services.gpu_worker.posts`). In the pull groups of its own queue a worker goes before the others
 (`shared.protocol.subjects`), who take only what it has left there from one look to the next, because it is full, or gone.
 
-A lane that cannot be pulled from rests for itself (`services.gpu_worker.setbacks`); the others go on.
+A lane that cannot be pulled from rests for itself (`services.gpu_worker.setbacks`), and is tried again beside the others, since it
+may not answer at all; the others go on.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from services.gpu_worker.setbacks import Setbacks
 from services.gpu_worker.turns import Turns
 from shared.clock import SYSTEM, Clock
 from shared.errors import BurstlineError
+from shared.lifecycle import end
 from shared.outage import Outage
 from shared.protocol import subjects
 from shared.transport.base import Delivery, PullConsumer, Subscription, Transport
@@ -29,6 +31,7 @@ from shared.transport.base import Delivery, PullConsumer, Subscription, Transpor
 log = logging.getLogger(__name__)
 
 _FAR: Final = 10  # of so many looks one goes over the requests of all fingerprints
+_TRIALS: Final = 8  # lanes at fault that are tried at once; the others wait for a later look
 _MANNERS_S: Final = 0.05  # a full worker leaves a newcomer so long to those who have room
 
 
@@ -73,6 +76,7 @@ class Puller:
         self._stopping = False
         self._looking = Outage(log, "looks for work", clock=clock)
         self._setbacks = Setbacks(Outage(log, "pulls of work", clock=clock), clock)
+        self._trials: dict[str, asyncio.Task[None]] = {}
         room.on_free = self._wake.set
 
     def stop(self) -> None:
@@ -114,13 +118,17 @@ class Puller:
                 if self._gone(subjects.fingerprint_of(subject))
             }
         self._turns.looked(
-            {subject: count for subject, count in counts.items() if not self._setbacks.resting(subject)}
+            {subject: count for subject, count in counts.items() if not self._left_alone(subject)}
         )
 
     def _heard(self, subject: str) -> None:
         """Something came; where pulls fail it is left to a look after the rest."""
-        if not self._setbacks.resting(subject):
+        if not self._left_alone(subject):
             self._turns.heard(subject)
+
+    def _left_alone(self, subject: str) -> bool:
+        """Whether a lane rests, or is being tried."""
+        return self._setbacks.resting(subject) or subject in self._trials
 
     # ---- taking it -------------------------------------------------------------------------------------------------
 
@@ -138,11 +146,14 @@ class Puller:
                 await asyncio.wait(self._posts.standing, return_when=asyncio.FIRST_COMPLETED)
                 self._look_at_posts()
         finally:
+            await end(self._trials.values())
             await self._posts.cancel()
 
     def _look_at_posts(self) -> None:
         for subject in self._posts.over():
             self._heard(subject)
+        for subject in [name for name, trial in self._trials.items() if trial.done()]:
+            self._trials.pop(subject).result()
 
     async def _take_newcomers(self) -> bool:
         """The room is full: the first of every subject of which nothing is here. Whether there was any."""
@@ -155,13 +166,16 @@ class Puller:
         return bool(newcomers)
 
     async def _take(self, subject: str) -> None:
-        """One request of a subject, if it has one."""
-        spec = subjects.work_consumer(subject, ack_wait_s=self._ack_wait_s)
-        priority = 0 if subject.startswith(self._own) else 1
-        try:
-            delivery = await self._transport.take(spec, priority=priority)
-        except BurstlineError as error:
+        """One request of a subject, if it has one; of a lane that failed, when it answers."""
+        if self._setbacks.failing(subject):
             self._turns.empty(subject)  # a look finds it again
+            if subject not in self._trials and len(self._trials) < _TRIALS:
+                self._trials[subject] = asyncio.create_task(self._try(subject))
+            return
+        try:
+            delivery = await self._ask(subject)
+        except BurstlineError as error:
+            self._turns.empty(subject)
             self._setbacks.failed(subject, error.code)
             return
         self._setbacks.worked(subject)
@@ -171,9 +185,27 @@ class Puller:
         self._turns.took(subject)
         await self._accept((delivery,))
 
+    async def _try(self, subject: str) -> None:
+        """The same of a lane that failed before, beside the others."""
+        try:
+            delivery = await self._ask(subject)
+            self._setbacks.worked(subject)
+            if delivery is not None:
+                self._turns.heard(subject)  # there may be more
+                await self._accept((delivery,))
+        except BurstlineError as error:
+            self._setbacks.failed(subject, error.code)
+        finally:
+            self._wake.set()
+
+    async def _ask(self, subject: str) -> Delivery | None:
+        spec = subjects.work_consumer(subject, ack_wait_s=self._ack_wait_s)
+        priority = 0 if subject.startswith(self._own) else 1
+        return await self._transport.take(spec, priority=priority)
+
     async def _rest(self) -> None:
         """Until there may be something to do, with long polls if there is room."""
-        self._posts.fill(self._room.free, but=self._setbacks.resting)
+        self._posts.fill(self._room.free, but=self._left_alone)
         waking = asyncio.create_task(self._wake.wait())
         waits: list[asyncio.Task[Any]] = [waking, *self._posts.standing]
         try:

@@ -55,6 +55,10 @@ class Setbacks:
         if self._lanes.pop(lane, None) is not None and not self._lanes:
             self._outage.worked()
 
+    def failing(self, lane: str) -> bool:
+        """Whether a lane failed when it was last tried, at rest or not."""
+        return lane in self._lanes
+
     def resting(self, lane: str) -> bool:
         """Whether a lane is to be left alone for now."""
         setback = self._lanes.get(lane)

@@ -234,6 +234,63 @@ async def test_fr_102_lanes_that_fail_delay_no_other_and_are_left_alone_for_thei
         await until(lambda: len(desk.started) == 20 + 12 + 20)
 
 
+async def _hanging(
+    monkeypatch: pytest.MonkeyPatch, desk: _Desk, tenant: str
+) -> tuple[list[int], asyncio.Event]:
+    """The first take on the tenant's lane fails, and the later ones hang until the event. Answers who hangs, and the event."""
+    take, lane = desk.transport.take, subjects.request_shared(FINGERPRINT, "normal", tenant)
+    tries, hang, answers = 0, [0], asyncio.Event()
+
+    async def taking(spec: ConsumerSpec, *, priority: int = 0) -> Delivery | None:
+        nonlocal tries
+        if spec.filter_subject == lane:
+            tries += 1
+            if tries == 1:
+                raise Unavailable("no answer")
+            hang[0] += 1
+            try:
+                await answers.wait()
+            finally:
+                hang[0] -= 1
+        return await take(spec, priority=priority)
+
+    monkeypatch.setattr(desk.transport, "take", taking)
+    return hang, answers
+
+
+async def test_fr_102_a_lane_that_failed_is_tried_beside_the_others_however_long_it_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = ManualClock()
+    async with _desk(16, bells=False, clock=clock) as desk:
+        hang, answers = await _hanging(monkeypatch, desk, "bad")
+        await desk.put("bad", tenant="bad")
+        await desk.put("good", tenant="good")
+        await until(lambda: desk.started == ["good"])
+        clock.advance(FIRST_S)
+        await until(lambda: hang == [1])
+        for number in range(5):
+            await desk.put("bad, more", tenant="bad")
+            await desk.put(f"good{number}", tenant="good")
+            await until(lambda number=number: desk.started[-1:] == [f"good{number}"])
+        assert hang == [1], "one try at a time"
+        answers.set()
+        await until(lambda: len(desk.started) == 12)
+        assert desk.started.count("bad, more") == 5
+
+
+async def test_the_end_does_not_wait_for_a_lane_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = ManualClock()
+    async with _desk(8, bells=False, clock=clock) as desk:
+        hang, _ = await _hanging(monkeypatch, desk, "bad")
+        await desk.put("bad", tenant="bad")
+        await until(lambda: len(desk.puller._setbacks) == 1)
+        clock.advance(FIRST_S)
+        await until(lambda: hang == [1])
+    assert hang == [0]
+    assert desk.started == []
+
+
 @pytest.mark.parametrize("limit", [1, 2])
 async def test_the_end_starts_nothing_more(limit: int) -> None:
     async with _desk(limit) as desk:
