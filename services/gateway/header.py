@@ -1,4 +1,5 @@
-"""Where the generation header of a chat template begins, so that one rendering tells the prompt with it and without.
+"""What is known of a chat template before it is rendered: where its generation header begins, so that one rendering tells the
+prompt with it and without, and the texts that it writes as they stand.
 
 Most templates write it at their very end, `{% if add_generation_prompt %}…{% endif %}`, and ask for it nowhere else: what
 comes before is then the prompt without it.
@@ -32,3 +33,12 @@ def marked(environment: Environment, source: str) -> nodes.Template | None:
     here = nodes.Output([nodes.TemplateData(HERE, lineno=header.lineno)], lineno=header.lineno)
     tree.body.insert(-1, here.set_environment(environment))
     return tree
+
+
+def texts_of(environment: Environment, source: str) -> frozenset[str]:
+    """The texts of a template: what it writes between its blocks, and its string constants."""
+    tree = environment.parse(source)
+    written = {data.data for data in tree.find_all(nodes.TemplateData)}
+    return frozenset(
+        written | {const.value for const in tree.find_all(nodes.Const) if isinstance(const.value, str)}
+    )

@@ -82,11 +82,14 @@ def load_model(name: str, folder: Path) -> ServedModel:
             f"{folder / 'config.json'}: needs vocab_size and max_position_embeddings"
         ) from error
     vocabulary = Vocabulary.load(folder / "tokenizer.json", size=size)
+    template = _template(folder, tokenizer)
+    if template is not None:
+        vocabulary.learn(template.texts)
     ends = generation.get("eos_token_id", config.get("eos_token_id"))
     return ServedModel(
         name=name,
         vocabulary=vocabulary,
-        template=_template(folder, tokenizer),
+        template=template,
         window=window,
         stop_ids=tuple(ends if isinstance(ends, list) else [] if ends is None else [ends]),
         defaults=_defaults(generation),

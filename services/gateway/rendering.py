@@ -19,7 +19,7 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from services.gateway.header import ASKED, HERE, marked
+from services.gateway.header import ASKED, HERE, marked, texts_of
 from services.gateway.schemas.chat import AssistantMessage, ChatRequest, Message, TextPart
 from services.gateway.shield import Segment, Shield
 from services.gateway.vocabulary import Vocabulary
@@ -63,6 +63,8 @@ class ChatTemplate:
         tree = marked(environment, source)
         self._template: Final[Template] = environment.from_string(source if tree is None else tree)
         self._passes: Final = (True, False) if tree is None else (True,)
+        self.texts: Final = texts_of(environment, source)
+        """What it writes as it stands."""
         self._special: Final = dict(special)
         self._mapping: Final = bool(_WANTS_MAPPING.search(source))
         self.thinks: Final = "<think>" in source

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
@@ -205,11 +206,15 @@ class Telling:
             self._answer.terminal = terminal
 
     def _note_first_token(self) -> None:
+        """How long it took; told when it is on its way to the reader."""
         if self._first_token:
             self._first_token = False
             seconds = (self._gateway.clock.monotonic_ns() - self._context.started_ns) / 1e9
-            self._gateway.metrics.first_token_seconds.labels(self._model.name).observe(seconds)
             self._context.span.add_event("first_token", {"burstline.ttft_ms": seconds * 1e3})
+            asyncio.get_running_loop().call_soon(self._observe_first_token, seconds)
+
+    def _observe_first_token(self, seconds: float) -> None:
+        self._gateway.metrics.first_token_seconds.labels(self._model.name).observe(seconds)
 
     def account(self, generation: Generation) -> None:
         """Figures of a generation, however it ended."""

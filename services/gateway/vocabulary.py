@@ -50,6 +50,7 @@ class Vocabulary:
         self._plain = _tokenizer(plain)
         inner = _never_first(spec.get("pre_tokenizer"))
         self._inner = self._plain if inner is None else _tokenizer({**plain, "pre_tokenizer": inner})
+        self._learnt: Final[dict[str, list[int]]] = {}
         texts = [
             (text, token) for text, token in base.items() if token < size and token not in self.control_text
         ]
@@ -83,10 +84,20 @@ class Vocabulary:
         for place, segment in enumerate(segments):
             if segment.token is not None:
                 ids.append(segment.token)
+            elif begins and place == 0:
+                ids.extend(self._plain.encode(segment.text, add_special_tokens=False).ids)
             else:
-                tokenizer = self._plain if begins and place == 0 else self._inner
-                ids.extend(tokenizer.encode(segment.text, add_special_tokens=False).ids)
+                ids.extend(self._learnt.get(segment.text) or self._encode(segment.text))
         return ids
+
+    def _encode(self, text: str) -> list[int]:
+        return list(self._inner.encode(text, add_special_tokens=False).ids)
+
+    def learn(self, texts: Iterable[str]) -> None:
+        """Remember the ids of the plain text in `texts`, which a chat template writes into every prompt. Before anything is
+        encoded: what callers write is remembered nowhere."""
+        plain = {part.text for text in texts for part in self.control.split(text) if part.token is None}
+        self._learnt.update((text, self._encode(text)) for text in plain)
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes that `token` stands for; b"" for an id that no token has."""

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from services.gateway.header import HERE
+from services.gateway.header import HERE, texts_of
 from services.gateway.rendering import ChatTemplate, RenderLimits
 from shared.clock import SYSTEM
 from shared.config import POCKET
@@ -67,3 +67,9 @@ def test_the_mark_counts_in_no_limit() -> None:
     messages[0]["content"] += "x"
     with pytest.raises(InvalidRequest, match="at least 1001 prompt tokens"):
         template.render({"messages": messages}, date=SYSTEM.now(), limits=LIMITS)
+
+
+def test_what_a_template_writes_is_known() -> None:
+    source = "{% if tools %}# Tools\n{% endif %}{{ '<|im_start|>' ~ messages[0].role }}{{- 'assistant\n' -}}"
+    texts = texts_of(ImmutableSandboxedEnvironment(), source)
+    assert texts >= {"# Tools\n", "<|im_start|>", "assistant\n"}

@@ -106,3 +106,16 @@ def test_what_calls_tools_is_a_control_token_in_every_vocabulary() -> None:
 def test_added_tokens_that_eat_their_neighbours_are_refused(flag: str) -> None:
     with pytest.raises(ValueError, match=f"'<mask>' with {flag}"):
         vocabulary("qwen", added_tokens=[{**added(0, "<mask>"), flag: True}])
+
+
+@pytest.mark.parametrize("kind", SPECS)
+@pytest.mark.parametrize("begins", [True, False])
+def test_what_was_learnt_is_encoded_as_before(kind: str, begins: bool) -> None:
+    """Whether it stands where the text begins or behind."""
+    texts = ["assistant\n", "\n", " a", "user"]
+    segments = [Segment(text=text, token=None) for text in [*texts, "other", *reversed(texts)]]
+    plain, learnt = vocabulary(kind), vocabulary(kind)
+    learnt.learn(texts)
+    for begin in range(len(segments)):
+        expected = plain.encode(segments[begin:], begins=begins)
+        assert learnt.encode(segments[begin:], begins=begins) == expected
