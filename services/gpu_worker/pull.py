@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 from services.gpu_worker.posts import Posts
 from services.gpu_worker.room import Room
@@ -71,8 +71,8 @@ class Puller:
         self._gone = gone
         self._looks = 0
         self._turns = Turns(self._own)
-        self._posts = Posts(self._own, self._poll)
         self._wake = asyncio.Event()
+        self._posts = Posts(self._own, self._poll, on_over=self._wake.set)
         self._stopping = False
         self._looking = Outage(log, "looks for work", clock=clock)
         self._setbacks = Setbacks(Outage(log, "pulls of work", clock=clock), clock)
@@ -206,12 +206,7 @@ class Puller:
     async def _rest(self) -> None:
         """Until there may be something to do, with long polls if there is room."""
         self._posts.fill(self._room.free, but=self._left_alone)
-        waking = asyncio.create_task(self._wake.wait())
-        waits: list[asyncio.Task[Any]] = [waking, *self._posts.standing]
-        try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            waking.cancel()
+        await self._wake.wait()
         self._wake.clear()
 
     async def _poll(self, subject: str) -> bool:

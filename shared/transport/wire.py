@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Protocol
+
+import msgspec
 
 from shared.errors import Unavailable
 from shared.transport.base import Headers
@@ -24,13 +25,12 @@ class NobodyListens(Unavailable):
     """The server knows of no one on the subject: what was asked did not happen."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Raw:
+class Raw(msgspec.Struct, frozen=True, kw_only=True):
     """A message with what the server added to it."""
 
     subject: str
     data: bytes
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = {}
     reply: str = ""
 
     @property
