@@ -5,8 +5,10 @@ Knows no service, no device and no database; imports neither `services` nor `ker
     protocol    what is said           transport   how it gets there
     config      settings               lifecycle   signals, shutdown, tasks that may not die quietly
     asgi        HTTP in a process      health      /healthz, /readyz, /metrics
-    telemetry   spans, metrics         tracestore  spans of a machine, kept    logs    lines without secrets
+    telemetry   traces, metrics        spans       told when they end          tracestore  those of a machine, kept
+    logs        lines without secrets
     errors      the tree               evidence    what `--json` writes        clock   the one place that reads time
     outage      a fault that goes on, told once            storing     does a stream take what is written
-    grammar     what an answer may have to follow, and the vocabulary that it is walked over    control     tokens that mark a place
+    grammar     what an answer may have to follow, and the vocabulary that it is walked over
+    control     which tokens mark a place, and which are text
 """

@@ -19,6 +19,7 @@ _log = logging.getLogger(__name__)
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 STEP_S: Final = 10.0
 _ASKED: Final = 5
+"""Times that a task is asked to end before it is left."""
 
 
 class Drain:

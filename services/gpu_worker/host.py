@@ -6,8 +6,9 @@
     cancel, interrupt  ---------------------->  (the engine's two thread-safe methods)
 
 The thread waits on a condition when there is nothing to do, and waits for the loop when that lags: neither side grows
-without bound. It gives the interpreter away for a first token. An exception of a command belongs to its caller; one of `step` leaves the engine in an unknown state, so
-the thread ends and `failed` says why: the process goes down and the requests are delivered again.
+without bound. After a step with a first token it lets the loop run before the next one. An exception of a command belongs
+to its caller; one of `step` leaves the engine in an unknown state, so the thread ends and `failed` says why: the process
+goes down and the requests are delivered again.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ _MAX_BATCHES: Final = 64
 _EMPTY_STEP_NS: Final = 1_000_000
 _EMPTY_STEP_WAIT_S: Final = 0.01
 _HAND_OVER_S: Final = 0.001
-"""Of a first token to a loop that keeps up, at most. Without it the next step has the interpreter before the loop is awake to
-ask for it, and the token waits for a pause in that step's planning."""
+"""How long the next step waits, at most, for a loop that keeps up to take a first token. Without it that step has the
+interpreter before the loop is awake to ask for it, and the token waits for a pause in the step's planning."""
 
 
 _Answer = Callable[[object, BaseException | None], None]
@@ -66,7 +67,7 @@ class EngineHost:
         self._room = asyncio.Semaphore(_MAX_COMMANDS)
         self._credit = threading.Semaphore(_MAX_BATCHES)
         self._told = self._took = 0  # batches of events: the thread counts, and the loop
-        self._taken = threading.Event()  # it has all of them
+        self._taken = threading.Event()  # the loop has all of them
         self._stopping = False
         self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
         self._engine: EngineApi | None = None

@@ -266,7 +266,7 @@ def _next_server(servers: list[Server], info: dict[str, Any]) -> tuple[Server, f
 
 
 class _translated:
-    """Foreign errors of a block in our words."""
+    """Foreign errors of a block in our words. A class, since every message pays for entering a generator."""
 
     __slots__ = ("_what",)
 

@@ -58,9 +58,7 @@ class GenerateRequest:
     grammar: Grammar | None = None  #: what the completion has to follow, token by token; null = nothing
     max_tokens: int  #: completion budget, a stop id counts; 0 = only prime
     stop_ids: frozenset[int] = frozenset()  #: EOS is among them unless the request ignores it
-    last_ids: frozenset[int] = (
-        frozenset()
-    )  #: the first of them ends the stream as its last token, emitted and never masked
+    last_ids: frozenset[int] = frozenset()  #: one of them ends the stream too: emitted, never masked
     capture_at: int | None = None  #: shared-prefix boundary worth cutting, floored to the grid
     ckpt_at: int | None = None  #: stable boundary for the next turn, floored to the grid; null = prompt end
     use_cache: bool = True  #: false: no restore and no capture

@@ -59,18 +59,18 @@ class Frame(Message, frozen=True, kw_only=True):
 
 
 class SpecTelemetry(Part, frozen=True, kw_only=True):
-    """Counters of one choice's session, of the attempt that ended it. A round gives its accepted drafts and one token more."""
+    """Counters of one choice's session, of the attempt that ended it. A round gives its accepted drafts and one token
+    more; a replayed token is in no round."""
 
     rounds: int  # verify passes, but for those over journalled tokens
     drafted: int
     accepted: int
-    replayed: int | UnsetType = (
-        UNSET  # journalled tokens that were verified again, nobody's drafts; absent = none
-    )
+    replayed: int | UnsetType = UNSET  # journalled tokens that were verified again; absent = none
 
 
 class ChoiceEnd(Part, frozen=True, kw_only=True):
-    """How one choice ended. `stop_id` is the id that ended it; it is counted in `completion_tokens`, never emitted."""
+    """How one choice ended. `stop_id` is the id that ended it, counted in `completion_tokens` and never emitted; null where
+    something else did, one of `last_ids` for instance."""
 
     choice: int
     finish: FinishReason

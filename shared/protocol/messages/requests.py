@@ -78,9 +78,7 @@ class GenerateRequest(Message, frozen=True, kw_only=True):
     created_ns: int
     deadline_ns: int  # absolute; a worker does not start an expired request
     grammar: str | UnsetType = UNSET  # what each choice follows; absent = nothing, no byte
-    last_ids: tuple[int, ...] | UnsetType = (
-        UNSET  # the first of them ends a choice and is emitted; absent = none
-    )
+    last_ids: tuple[int, ...] | UnsetType = UNSET  # one of them ends a choice, and is emitted; absent = none
 
     @property
     def to_score(self) -> int:

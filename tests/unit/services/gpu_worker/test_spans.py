@@ -41,6 +41,6 @@ def test_replayed_tokens_have_a_metric_of_their_own() -> None:
     metrics = DraftMetrics(registry)
     metrics.verified(burst(141))
     metrics.spent(SpecTelemetry(rounds=2, replayed=141))
-    values = [registry.get_sample_value(f"burstline_worker_{name}_total") for name in
-        ("rounds", "drafted_tokens", "accepted_tokens", "replayed_tokens")]  # fmt: skip
+    names = ("rounds", "drafted_tokens", "accepted_tokens", "replayed_tokens")
+    values = [registry.get_sample_value(f"burstline_worker_{name}_total") for name in names]
     assert values == [2, 0, 0, 141]
