@@ -25,28 +25,28 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> 
     task = asyncio.current_task()
     if task is None:
         raise RuntimeError("a caller is watched from a task")
-    before, gone = task.cancelling(), False
+    before, gone, over = task.cancelling(), False, False
 
     def left(watcher: asyncio.Task[None]) -> None:
         nonlocal gone
-        gone = True
-        task.cancel()
+        if not over:  # a call that is on its way when the work ends cannot be taken back
+            gone = True
+            task.cancel()
 
     watcher = asyncio.create_task(_gone(receive))
     watcher.add_done_callback(left)
     try:
         await work
     except BaseException:
-        if (
-            not gone or task.uncancel() > before
-        ):  # a fault of the work's, or somebody else ends the task as well
+        # Raised on: a fault of the work's own, and a cancellation by somebody else beside ours.
+        if not gone or task.uncancel() > before:
             raise
     else:
         if not gone:
             return
         task.uncancel()
     finally:
-        watcher.remove_done_callback(left)
+        over = True
         watcher.cancel()
         await asyncio.gather(watcher, return_exceptions=True)
     raise CallerGone

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -168,3 +169,31 @@ async def test_a_fault_of_the_work_comes_through() -> None:
 
     with pytest.raises(ValueError, match="mine"):
         await while_connected(receive, work())
+
+
+@pytest.mark.parametrize("fault", [None, ValueError("mine")])
+async def test_a_caller_who_leaves_in_the_turn_in_which_the_work_ends_cancels_nothing(
+    fault: Exception | None,
+) -> None:
+    loop = asyncio.get_running_loop()
+    gone, done = loop.create_future(), loop.create_future()
+
+    async def work() -> None:
+        await done
+        if fault is not None:
+            raise fault
+
+    async def call() -> int:
+        with nullcontext() if fault is None else pytest.raises(ValueError, match="mine"):
+            await while_connected(lambda: gone, work())
+        task = asyncio.current_task()
+        assert task is not None
+        await asyncio.sleep(0)  # a cancellation would come here
+        return task.cancelling()
+
+    calling = asyncio.create_task(call())
+    for _ in range(3):
+        await asyncio.sleep(0)
+    gone.set_result({"type": "http.disconnect"})
+    done.set_result(None)
+    assert await calling == 0
