@@ -50,29 +50,20 @@ class ChoiceText:
         self.parser: Final = parser
         self._detokenizer = Detokenizer(vocabulary, markers=parser.markers, begins=begins)
         self._matcher = StopMatcher(stops)
-        self._exempt: Final = (
-            min_tokens if any(stops) else 1 << 62
-        )  # so many tokens are not searched for stop strings
+        self._exempt: Final = min_tokens if any(stops) else 1 << 62
+        """So many tokens are searched for no stop string."""
         self._seen = 0  # characters decoded
         self._shown = 0  # characters past the stop matcher
         self._waiting: deque[Delivered] = deque()
         self._delivered: list[Delivered] = []
 
-    def feed(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs] | None) -> list[Event]:
-        """Take the tokens of one frame. Those after a stop string are ignored."""
-        events: list[Event] = []
-        taken = 0
-        while taken < len(tokens) and self.stop_offset is None:
-            rest = None if logprobs is None else logprobs[taken:]
-            count, told = self.take(tokens[taken:], rest)
-            taken += count
-            events.extend(told)
-        return merge(events)
-
     def take(
         self, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs] | None
     ) -> tuple[int, list[Event]]:
-        """Take the first of `tokens`, before any stop string, and those after it that only add to its text. How many."""
+        """Take the first of `tokens`, and with it those after it that are plain text too and are searched for no stop string:
+        most frames go in at once. Not to be called after a stop string. Returns how many were taken, and their events.
+
+        `logprobs` has one entry a token, or is None."""
         room = self._exempt - self.consumed
         texts = self._detokenizer.texts(tokens[:room] if room < len(tokens) else tokens) if room > 0 else []
         if not texts:
@@ -116,11 +107,11 @@ class ChoiceText:
         end = self._seen + (1 if self._detokenizer.pending else 0)
         self._waiting.append(Delivered(token=token, logprobs=logprobs, begin=begin, end=end))
         self.consumed += 1
-        events = self._take(piece)
+        events = self._told(piece)
         self._settle(None)
         return events
 
-    def _take(self, piece: Piece) -> list[Event]:
+    def _told(self, piece: Piece) -> list[Event]:
         exempt = self.consumed <= self._exempt
         events = self._show(piece.text) if exempt else self._match(piece.text)
         if piece.marker is not None and self.stop_offset is None:

@@ -17,6 +17,7 @@ from services.gateway.shield import Shield
 from services.gateway.stops import StopMatcher
 from shared.config import POCKET
 from shared.control import TOOLS
+from tests.text_kit import feed
 
 MODEL = load_model("pocket", POCKET)
 VOCABULARY = MODEL.vocabulary
@@ -73,7 +74,7 @@ def test_fr_30_fr_32_deltas_join_to_the_decoding_of_all(tokens: list[int]) -> No
 def test_fr_32_no_replacement_character_in_good_text(text: str, sizes: list[int]) -> None:
     tokens = VOCABULARY.encode(VOCABULARY.control.split(text))
     choice = _choice()
-    deltas = [event for burst in cut(tokens, sizes) for event in choice.feed(burst, None)]
+    deltas = [event for burst in cut(tokens, sizes) for event in feed(choice, burst)]
     deltas += choice.finish()
     assert _content(deltas) == text
     assert all("\ufffd" not in event.text for event in deltas if isinstance(event, Content))
@@ -91,7 +92,7 @@ def test_every_cut_into_bursts_gives_the_same_events(
     outcomes = []
     for bursts in (cut(tokens, sizes), [tokens], [[token] for token in tokens]):
         choice = _choice(stops=stops, tools=True)
-        events = [event for burst in bursts for event in choice.feed(burst, None)] + choice.finish()
+        events = [event for burst in bursts for event in feed(choice, burst)] + choice.finish()
         delivered = [(item.token, item.begin, item.end) for item in choice.take_delivered()]
         calls = [event for event in events if isinstance(event, ToolCall)]
         outcomes.append((_content(events), calls, delivered, choice.stop_offset))
@@ -102,7 +103,7 @@ def test_every_cut_into_bursts_gives_the_same_events(
 @given(plain_tokens, st.lists(st.text("ab e\nt", min_size=1, max_size=3), min_size=1, max_size=3))
 def test_fr_27_text_ends_before_the_first_complete_stop(tokens: list[int], stops: list[str]) -> None:
     choice = _choice(stops=stops)
-    text = _content(choice.feed(tokens, None) + choice.finish())
+    text = _content(feed(choice, tokens) + choice.finish())
     whole = ORACLE.decode(tokens)
     ends = [(whole.find(stop) + len(stop), whole.find(stop)) for stop in stops if stop in whole]
     assert text == (whole[: min(ends)[1]] if ends else whole)

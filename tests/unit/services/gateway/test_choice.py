@@ -8,6 +8,7 @@ from services.gateway.choice import ChoiceText
 from services.gateway.parsers.assistant import AssistantParser
 from services.gateway.parsers.events import Content, Event, Reasoning
 from shared.control import THINK
+from tests.text_kit import feed
 from tests.unit.services.gateway.line import MODEL, ids
 
 
@@ -24,8 +25,8 @@ def text(events: list[Event]) -> str:
 def test_fr_26_what_is_delivered_is_what_was_generated(count: int) -> None:
     tokens = (ids("Pepe ❤️🐈 한국어 says hi. ") * 4)[:count]
     found = choice("never")
-    found.feed(tokens[:5], None)
-    found.feed(tokens[5:], None)
+    feed(found, tokens[:5])
+    feed(found, tokens[5:])
     found.finish()
     assert [item.token for item in found.take_delivered()] == tokens
     assert found.consumed == count
@@ -33,8 +34,8 @@ def test_fr_26_what_is_delivered_is_what_was_generated(count: int) -> None:
 
 def test_fr_24_nothing_after_the_stop_is_shown() -> None:
     found = choice("STOP")
-    assert text(found.feed(ids("one STOP two STOP three"), None)) == "one "
-    assert found.feed(ids(" four"), None) == []
+    assert text(feed(found, ids("one STOP two STOP three"))) == "one "
+    assert feed(found, ids(" four")) == []
     assert found.finish() == []
     assert found.stop_offset == len(ids("one STOP"))
 
@@ -43,7 +44,7 @@ def test_fr_27_a_token_that_is_cut_by_the_stop_is_delivered() -> None:
     tokens = ids(" conversation")
     assert len(tokens) < len(" conversation")
     found = choice("sation")
-    assert text(found.feed(tokens, None)) == " conver"
+    assert text(feed(found, tokens)) == " conver"
     delivered = found.take_delivered()
     assert delivered[-1].begin < len(" conver") <= delivered[-1].end
 
@@ -52,14 +53,14 @@ def test_min_tokens_keeps_stop_strings_from_counting_early() -> None:
     tokens = ids("one two one two")
     half = len(ids("one two"))
     found = choice("two", min_tokens=half)
-    assert text(found.feed(tokens, None)) == "one two one "
+    assert text(feed(found, tokens)) == "one two one "
 
 
 def test_fr_29_hold_back_never_cuts_a_control_token() -> None:
     found = choice("\n\n\n\n", markers=THINK)
-    events = found.feed(ids("<think>a\n\n"), None)
-    events += found.feed(ids("</think>"), None)
-    events += found.feed(ids("b"), None)
+    events = feed(found, ids("<think>a\n\n"))
+    events += feed(found, ids("</think>"))
+    events += feed(found, ids("b"))
     assert events == [Reasoning(text="a"), Reasoning(text="\n\n"), Content(text="b")]
 
 
@@ -67,6 +68,6 @@ def test_a_stop_string_in_a_tool_call_shows_what_there_is() -> None:
     markers = frozenset({"<tool_call>", "</tool_call>"})
     found = choice("arguments", markers=markers)
     assert (
-        text(found.feed(ids('<tool_call>{"name": "f", "arguments": {}}</tool_call>'), None))
+        text(feed(found, ids('<tool_call>{"name": "f", "arguments": {}}</tool_call>')))
         == '<tool_call>{"name": "f", "'
     )
