@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 
@@ -220,7 +221,12 @@ async def test_what_tasks_raised_before_they_are_ended_is_seen() -> None:
     async def fails() -> None:
         raise OSError("told to nobody")
 
+    never_retrieved: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, what: never_retrieved.append(what["message"]))
     task = asyncio.create_task(fails())
     await asyncio.sleep(0)
     await end([task])
     assert task.done()
+    del task
+    gc.collect()
+    assert never_retrieved == []
