@@ -12,14 +12,16 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 THINK: Final = frozenset({"<think>", "</think>"})
+"""The marks of a thinking block."""
 END_CALL: Final = "</tool_call>"
 TOOLS: Final = frozenset({"<tool_call>", END_CALL})
+"""Those of a tool call."""
 
 Added = list[Mapping[str, Any]]
 
 
-def parted(spec: Mapping[str, Any]) -> tuple[Added, Added]:
-    """The added tokens of a tokenizer.json: pieces of text, and control tokens."""
+def split_added(spec: Mapping[str, Any]) -> tuple[Added, Added]:
+    """The added tokens of a tokenizer.json: pieces of text, and control tokens. Raises KeyError without a model."""
     base, bytewise = base_vocabulary(spec["model"]), is_byte_level(spec.get("decoder"))
     text: Added = []
     control: Added = []
@@ -39,9 +41,9 @@ def base_vocabulary(model: Mapping[str, Any]) -> dict[str, int]:
 
 def is_byte_level(decoder: Mapping[str, Any] | None) -> bool:
     """Whether every character of a token is a stand-in of one byte."""
-    return decoder is not None and [kind for kind, _ in parts(decoder)] == ["ByteLevel"]
+    return decoder is not None and [kind for kind, _ in decoder_steps(decoder)] == ["ByteLevel"]
 
 
-def parts(decoder: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
-    """The parts of a decoder in order, with their kinds."""
+def decoder_steps(decoder: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+    """(kind, step) of a decoder in order: of a Sequence its members, of any other the one that it is."""
     return [(str(part.get("type")), part) for part in decoder.get("decoders", [decoder])]

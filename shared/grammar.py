@@ -15,7 +15,7 @@ from typing import Final
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from shared.control import parted
+from shared.control import split_added
 from shared.errors import InvalidRequest
 
 LIMITS: Final = LLParserLimits(
@@ -49,7 +49,7 @@ def read_tokens(folder: Path, size: int) -> LLTokenizer:
     """The vocabulary of a model folder, `size` ids. Raises GrammarRefused: its kind of tokenizer cannot be constrained."""
     try:
         spec = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
-        text, control = parted(spec)
+        text, control = split_added(spec)
         marked = [{**token, "special": True} for token in control]
         spec["added_tokens"] = marked + [token for token in text if not _BRACKETS.fullmatch(token["content"])]
         return LLTokenizer(json.dumps(spec), n_vocab=size)

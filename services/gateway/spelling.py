@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from shared.control import is_byte_level, parts
+from shared.control import decoder_steps, is_byte_level
 
 _BYTE: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -73,7 +73,7 @@ def spelling(decoder: Mapping[str, Any] | None) -> Spelling:
     if is_byte_level(decoder):
         return Spelling(byte_level=True)
     found, fused = Spelling(), False
-    for kind, part in parts(decoder):
+    for kind, part in decoder_steps(decoder):
         if kind == "Strip" and not fused:
             raise ValueError("decoder Strip before Fuse is not supported")
         found = _step(found, kind, part)

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 
 from services.gateway.shield import ControlTokens, Segment
 from services.gateway.spelling import spelling
-from shared.control import base_vocabulary, parted
+from shared.control import base_vocabulary, split_added
 
 _UNREACHABLE: Final = "\ue0f2"
 """What a control token is called in the vocabulary that encodes plain text, with its id behind it."""
@@ -36,7 +36,7 @@ class Vocabulary:
         _check(added)
         self.spelling: Final = spelling(spec.get("decoder"))
         base = base_vocabulary(spec["model"])
-        words, control = parted(spec)
+        words, control = split_added(spec)
         self.size: Final = size
         self.control: Final = ControlTokens({token["content"]: token["id"] for token in control})
         self.special_ids: Final = frozenset(token["id"] for token in added if token["special"])
