@@ -37,10 +37,12 @@ from shared.grammar import compile_grammar, read_tokens
 from shared.protocol.chain import chain
 
 ROOT: Final = b"\x55" * 32
+"""Chain root of all that is asked here."""
 SAID: Final = 64
+"""Tokens of an answer, at most."""
 MODELS: Final = ("tiny", "pocket", "window", "latent")
 QUICK: Final = (("tiny", "mtp K=3"), ("tiny", "n-gram K=7"))
-"""(model, drafter)."""
+"""(model, drafter) of a short run."""
 SCHEMA: Final[dict[str, Any]] = {
     "type": "object",
     "x-guidance": {"whitespace_flexible": False},  # random weights would fill their budget with it
@@ -69,7 +71,7 @@ CAST: Final = (
     ("calls", "greedy, penalties", "unicode", 66),
     ("", "sampled", "short", 40),
 )
-"""(what is followed, rule, prompt, how much of it is asked)."""
+"""(what is followed, rule, prompt, its tokens that are asked)."""
 
 
 def family(everything: bool, seed: int) -> list[Trial]:
