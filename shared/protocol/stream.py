@@ -24,8 +24,10 @@ messages and actions stands in `shared.protocol.messages` and `shared.protocol.n
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import Final, assert_never
+
+import msgspec
+from msgspec.structs import replace
 
 from shared.protocol.messages import Frame, PromptScores, Started, StreamMessage, Terminal, unpack_tokens
 from shared.protocol.news import Action, Alarm, Claimed, Emit, End, ReadJournal, ReadLast, Scored
@@ -57,8 +59,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, kw_only=True)
-class StreamState:
+class StreamState(msgspec.Struct, frozen=True, kw_only=True):
     """What a reader knows. Make one with `begin`."""
 
     request_id: str
