@@ -11,6 +11,8 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from nats.errors import ProtocolError
+
 from shared.transport.wire import Raw
 
 _log = logging.getLogger(__name__)
@@ -18,6 +20,8 @@ _log = logging.getLogger(__name__)
 _LINE: Final = b"\r\n"
 _MESSAGES: Final = (b"MSG ", b"HMSG ")
 _VERSION: Final = "NATS/1.0"
+_LONGEST_LINE: Final = 1 << 20
+"""Bytes. INFO is the longest, with the addresses of a cluster."""
 
 Receive = Callable[[Raw], None]
 
@@ -34,22 +38,27 @@ class Splitter(asyncio.Protocol):
         """`receivers` by the id of their subscription; a message of another is passed on."""
         self._streams: Final = streams
         self._receivers: Final = receivers
-        self._left = b""  # of a frame that is not here to its end
+        self._left: list[bytes] = []  # of a frame that is not here to its end
+        self._missing = 0  # so many bytes must come before another look at it can tell anything
 
     def data_received(self, data: bytes) -> None:
+        """Raises ProtocolError over what is no message: the event loop ends the connection, and nats-py makes a new one."""
         if self._left:
-            data = self._left + data
+            self._left.append(data)
+            self._missing -= len(data)
+            if self._missing > 0:
+                return
+            data = b"".join(self._left)
         at = 0
         while (end := data.find(_LINE, at)) >= 0:
             begin = end = end + len(_LINE)
             if data.startswith(_MESSAGES, at):
                 fields = data[at:begin].split()
-                if len(fields) not in (4, 5, 6) or not fields[-1].isdigit():
-                    self._streams.data_received(data[at:])  # nats-py says what is wrong with it
-                    at = len(data)
-                    break
+                if not _is_whole(fields):
+                    raise ProtocolError
                 end += int(fields[-1])
-                if len(data) < end + len(_LINE):
+                self._missing = end + len(_LINE) - len(data)
+                if self._missing > 0:
                     break
                 receive = self._receivers.get(int(fields[2]))
                 if receive is not None:
@@ -59,7 +68,9 @@ class Splitter(asyncio.Protocol):
                 end += len(_LINE)
             self._streams.data_received(data[at:end])
             at = end
-        self._left = data[at:]
+        if self._missing <= 0 and len(data) - at > _LONGEST_LINE:
+            raise ProtocolError
+        self._left = [data[at:]] if at < len(data) else []
 
     def eof_received(self) -> bool | None:
         return self._streams.eof_received()
@@ -74,12 +85,23 @@ class Splitter(asyncio.Protocol):
         self._streams.resume_writing()
 
 
+def _is_whole(fields: list[bytes]) -> bool:
+    """Whether these are the fields of a message's line, with its numbers."""
+    sizes = fields[-2:] if fields[0] == b"HMSG" else fields[-1:]
+    return (
+        len(fields) - len(sizes) in (3, 4)
+        and all(map(bytes.isdigit, (fields[2], *sizes)))
+        and int(sizes[0]) <= int(sizes[-1])
+    )
+
+
 def deliver(receive: Receive, fields: list[bytes], data: bytes) -> None:
     """Hand over a message: the fields of its line, and what follows that."""
-    head = int(fields[-2]) if fields[0] == b"HMSG" else 0
-    reply = fields[3].decode() if len(fields) == (6 if head else 5) else ""
+    sizes = 2 if fields[0] == b"HMSG" else 1
+    head = int(fields[-2]) if sizes == 2 else 0
+    reply = fields[3].decode("utf-8", "replace") if len(fields) - sizes == 4 else ""
     raw = Raw(
-        subject=fields[1].decode(),
+        subject=fields[1].decode("utf-8", "replace"),
         data=data[head:] if head else data,
         headers=parse_headers(data[:head]) if head else {},
         reply=reply,

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import time
 from collections.abc import Sequence
+from typing import cast
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from nats.errors import ProtocolError
 
 from shared.transport.frames import Splitter, parse_headers
 from shared.transport.wire import Raw
@@ -72,9 +76,61 @@ def _head(raw: Raw) -> bytes:
     return HEAD if raw.headers else b""
 
 
-@pytest.mark.parametrize("line", [b"MSG a.b 7\r\n", b"MSG a.b 7 x\r\n", b"HMSG a.b 7 1 2 3 4\r\n"])
-def test_a_message_without_a_size_is_left_to_nats_py(line: bytes) -> None:
-    assert _read([line + b"PING\r\n"]) == ([], line + b"PING\r\n")
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"MSG \r\n",
+        b"MSG a.b 7\r\n",
+        b"MSG a.b 7 x\r\n",
+        b"MSG a.b 7 -9\r\n",
+        b"MSG a.b x 2\r\n",
+        b"MSG a.b 7 1 2 3\r\n",
+        b"HMSG a.b 7 2\r\n",
+        b"HMSG a.b 7 x 2\r\n",
+        b"HMSG a.b 7 3 2\r\n",
+        b"HMSG a.b 7 1 2 3 4\r\n",
+        b"x" * (2 << 20),
+    ],
+)
+def test_what_is_no_frame_ends_the_connection(line: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        _read([line + b"xx\r\nPING\r\n" * (line[:1] != b"x")])
+
+
+async def test_a_reader_is_told_of_it_at_once_however_much_follows() -> None:
+    here, there = socket.socketpair()
+    reader, writer = await asyncio.open_connection(sock=here)
+    streams = cast("asyncio.Protocol", writer.transport.get_protocol())
+    writer.transport.set_protocol(Splitter(streams, {}))
+    asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+    there.send(b"MSG a.b 7\r\n" + b"PING\r\n" * 2000)
+    async with asyncio.timeout(10):
+        with pytest.raises(ProtocolError):
+            await reader.read()
+    writer.close()
+    there.close()
+
+
+def test_a_subject_that_is_no_text_harms_nobody() -> None:
+    heard, _ = _read([b"MSG a.\xff 7 \xfe 1\r\nx\r\n" + _message(OURS, b"y")])
+    assert [(raw.subject, raw.reply, raw.data) for raw in heard] == [
+        ("a.\ufffd", "\ufffd", b"x"),
+        ("a.b", "", b"y"),
+    ]
+
+
+def test_a_header_block_of_no_bytes_is_no_reply() -> None:
+    heard, _ = _read([b"HMSG a.b 7 0 1\r\nx\r\n"])
+    assert [(raw.reply, raw.data) for raw in heard] == [("", b"x")]
+
+
+def test_a_large_message_is_not_copied_with_each_piece_of_it() -> None:
+    whole = _message(OURS, b"x" * (8 << 20))
+    pieces = [whole[at : at + 1024] for at in range(0, len(whole), 1024)]
+    begun = time.process_time()
+    heard, _ = _read(pieces)
+    assert [len(raw.data) for raw in heard] == [8 << 20]
+    assert time.process_time() - begun < 1.5  # some ms; it would be 32 GiB of copies
 
 
 @pytest.mark.parametrize(
