@@ -6,13 +6,14 @@ import re
 from pathlib import Path
 
 import pytest
+from msgspec import UNSET, Struct, structs
 
 from services.gateway import faults
 from services.gateway.config import GatewaySettings
 from services.gateway.schemas.chat import ChatRequest
 from services.gateway.schemas.completions import CompletionRequest
 from shared import errors
-from shared.protocol import subjects
+from shared.protocol import messages, subjects
 from shared.protocol.codec import MESSAGES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -54,6 +55,17 @@ def test_every_decision_is_in_the_index() -> None:
 
 def test_r_protocol_every_message_is_in_the_table() -> None:
     assert set(MESSAGES) <= set(re.findall(r"`(\w+)`", PROTOCOL))
+
+
+def test_r_protocol_every_field_that_may_be_absent_is_in_the_table() -> None:
+    parts = [kind for kind in vars(messages).values() if isinstance(kind, type) and issubclass(kind, Struct)]
+    late = {
+        f"{kind.__name__}.{field.name}"
+        for kind in parts
+        for field in structs.fields(kind)
+        if field.default is UNSET
+    }
+    assert late == set(re.findall(r"^\| `(\w+\.\w+)`", PROTOCOL.partition("## Changing it")[2], re.MULTILINE))
 
 
 def test_r_protocol_every_subject_is_in_the_table() -> None:
