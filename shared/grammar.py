@@ -17,6 +17,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from shared.control import split_added
 from shared.errors import InvalidRequest
+from shared.panics import is_panic
 
 LIMITS: Final = LLParserLimits(
     max_items_in_row=2_000,
@@ -34,7 +35,6 @@ _BRACKETS: Final = re.compile(r"<.*>", re.DOTALL)
 """What the library takes for a control token by its look. A piece of text that looks so, as Gemma's <b>, is one to it where it is
 no added token; it is spelled in letters then where a grammar forces that text, and free elsewhere."""
 _FILE_FAULTS: Final = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
-_PANIC: Final = "PanicException"  # of pyo3, whose module cannot be imported
 _SCHEMA_FAULT: Final = "failed to compile JSON schema: "
 _REASON: Final = "error: "
 
@@ -53,10 +53,8 @@ def read_tokens(folder: Path, size: int) -> LLTokenizer:
         marked = [{**token, "special": True} for token in control]
         spec["added_tokens"] = marked + [token for token in text if not _BRACKETS.fullmatch(token["content"])]
         return LLTokenizer(json.dumps(spec), n_vocab=size)
-    except (
-        BaseException
-    ) as error:  # a panic of the library is no Exception; what is no fault of the file goes on
-        if isinstance(error, _FILE_FAULTS) or type(error).__name__ == _PANIC:
+    except BaseException as error:  # a panic of the library is no Exception
+        if isinstance(error, _FILE_FAULTS) or is_panic(error):
             raise GrammarRefused(
                 f"the model's tokenizer cannot be constrained: {_line(str(error))}"
             ) from error

@@ -104,9 +104,7 @@ class Format(ABC):
         rounds = sum(end.spec.rounds for end in terminal.ends)
         accepted = sum(end.spec.accepted for end in terminal.ends)
         drafted = sum(end.spec.drafted for end in terminal.ends)
-        if (
-            not drafted
-        ):  # whatever was asked: the worker has it not, or load, the context or its use were against it
+        if not drafted:  # whatever was asked: the worker has it not, or load, context or use were against it
             block |= {"drafter": "none", "k": 0}
         return block | {
             "rounds": rounds,

@@ -15,12 +15,10 @@ from tokenizers import Tokenizer
 from services.gateway.shield import ControlTokens, Segment
 from services.gateway.spelling import spelling
 from shared.control import base_vocabulary, split_added
+from shared.panics import is_panic
 
 _UNREACHABLE: Final = "\ue0f2"
 """What a control token is called in the vocabulary that encodes plain text, with its id behind it."""
-
-_PANIC: Final = "PanicException"
-"""The class of a panic in the library. It cannot be imported."""
 
 
 class ModelFolderError(ValueError):
@@ -112,15 +110,15 @@ class Vocabulary:
 def _tokenizer(spec: Mapping[str, Any]) -> Tokenizer:
     """The library's tokenizer. Raises ValueError.
 
-    The library raises bare exceptions, and panics where it did not foresee a fault: a panic derives from BaseException, so
-    that no other handler here would tell which file it was.
+    The library raises bare exceptions, and panics where it did not foresee a fault; no other handler here would tell which
+    file it was.
     """
     try:
         return Tokenizer.from_str(json.dumps(spec))
     except Exception as error:
         raise ValueError(_line(f"the tokenizers library refuses it: {error}")) from error
     except BaseException as error:
-        if type(error).__name__ != _PANIC:
+        if not is_panic(error):
             raise
         raise ValueError(_line(f"the tokenizers library fails on it: {error}")) from error
 
