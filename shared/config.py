@@ -75,7 +75,7 @@ class CommonSettings(Settings):
     @classmethod
     def _nats_scheme(cls, value: str) -> str:
         for server in value.split(","):
-            _check_url(server.strip(), ("nats", "tls", "ws", "wss"))
+            _check_url(server.strip(), ("nats", "tls"))
         return value
 
     @field_validator("otlp_endpoint")

@@ -137,3 +137,13 @@ def test_secrets_do_not_show_in_a_repr(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_settings_are_frozen() -> None:
     with pytest.raises(ValueError, match="frozen"):
         load(Gateway).port = 1  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("scheme", ["ws", "wss", "http"])
+def test_nats_is_reached_over_tcp(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], scheme: str
+) -> None:
+    monkeypatch.setenv("BURSTLINE_NATS_URL", f"nats://a:1,{scheme}://b:2")
+    (line,) = faults(CommonSettings, capsys)
+    assert "BURSTLINE_NATS_URL" in line
+    assert "nats, tls" in line
