@@ -1,4 +1,5 @@
-"""The seam to the queue: one Protocol (`base`), NATS (`nats`, which alone imports nats-py, with `nats_client`) and memory (`memory`).
+"""The seam to the queue: one Protocol (`base`), NATS (`nats`, which alone imports
+nats-py, with `nats_client` and `frames`) and memory (`memory`).
 
 Both implementations pass the same suite, tests/contract.
 
