@@ -11,11 +11,10 @@ the prompt opens one or the template knows of them. Knows the template's spellin
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
-
-from llguidance import LLTokenizer
 
 from services.gateway.config import GatewaySettings
 from services.gateway.model import ServedModel
@@ -154,22 +153,29 @@ class GrammarMaker:
 
     def make(self, want: Wanted, model: ServedModel, prompt: Sequence[int]) -> str:
         """The source that goes with the request. Raises InvalidRequest, which names the field."""
-        size = sum(len(json.dumps(schema)) for _, schema in want.schemas())
+        schemas = want.schemas()
+        first, _ = schemas[0]
+        size = sum(len(json.dumps(schema)) for _, schema in schemas)
         if size > self._settings.max_schema_bytes:
             raise InvalidRequest(
                 f"the schemas of a request may have {self._settings.max_schema_bytes} bytes, not {size}",
-                param=want.schemas()[0][0],
+                param=first,
             )
-        tokens = model.tokens.get()
-        for param, schema in want.schemas():
-            _try(param, f"start: {_json(schema)}", tokens)
+        with _refused_at(first):
+            tokens = model.tokens.get()
+        for param, schema in schemas:
+            with _refused_at(param):
+                compile_grammar(f"start: {_json(schema)}", tokens)
         source = source_of(want, model, prompt)
-        _try(want.schemas()[0][0], source, tokens)
+        with _refused_at(first):
+            compile_grammar(source, tokens)
         return source
 
 
-def _try(param: str, source: str, tokens: LLTokenizer) -> None:
+@contextmanager
+def _refused_at(param: str) -> Iterator[None]:
+    """A refusal names the field that asked."""
     try:
-        compile_grammar(source, tokens)
+        yield
     except GrammarRefused as error:
         raise GrammarRefused(f"{param}: {error.message}", param=param) from error

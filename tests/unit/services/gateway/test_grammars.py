@@ -167,8 +167,9 @@ def test_a_vocabulary_that_cannot_be_constrained_is_told_and_served(
     fresh = load_model("pocket", POCKET)
     read_vocabularies({"pocket": fresh})
     assert "no answer of pocket can follow a grammar" in caplog.text
-    with pytest.raises(GrammarRefused, match="no such kind"):
+    with pytest.raises(GrammarRefused, match="no such kind") as refused:
         source(GrammarMaker(GatewaySettings()), fresh, **ANY)
+    assert refused.value.param == "response_format"
 
 
 async def test_the_grammar_goes_with_the_request_and_its_absence_costs_no_byte(line: Line) -> None:
