@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 
 _PASS_ON_S: Final = 2.0
 _HAND_BACK_S: Final = 10.0
+"""How long a request may take to be handed back before it is asked again to end."""
 
 
 @dataclass
