@@ -162,7 +162,7 @@ class GrammarMaker:
                 param=first,
             )
         with _refused_at(first):
-            tokens = model.tokens.get()
+            tokens = model.grammar_tokens.get()
         for param, schema in schemas:
             with _refused_at(param):
                 compile_grammar(f"start: {_json(schema)}", tokens)

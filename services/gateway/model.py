@@ -44,7 +44,7 @@ class ServedModel:
     stop_ids: tuple[int, ...]
     defaults: GenerationDefaults
     created: int
-    tokens: FolderTokens  #: what grammars are walked over
+    grammar_tokens: FolderTokens  #: the vocabulary as grammars are walked over it
 
     @property
     def calls_tools(self) -> bool:
@@ -94,7 +94,7 @@ def load_model(name: str, folder: Path) -> ServedModel:
         stop_ids=tuple(ends if isinstance(ends, list) else [] if ends is None else [ends]),
         defaults=_defaults(generation),
         created=int((folder / "config.json").stat().st_mtime),
-        tokens=FolderTokens(folder, size),
+        grammar_tokens=FolderTokens(folder, size),
     )
 
 

@@ -49,7 +49,7 @@ def read_vocabularies(models: Mapping[str, ServedModel]) -> None:
     whose kind of tokenizer cannot be constrained is served all the same; requests that want a grammar are refused."""
     for name, model in models.items():
         start_ns = SYSTEM.monotonic_ns()
-        fault = model.tokens.fault()
+        fault = model.grammar_tokens.fault()
         if fault is not None:
             _log.warning("no answer of %s can follow a grammar: %s", name, fault)
         else:
