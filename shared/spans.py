@@ -39,14 +39,14 @@ class Ids(IdGenerator):
     def is_trace_id_random(self) -> bool:
         return True
 
-    def below(self, parent: SpanContext | None, kept: Callable[[int], bool]) -> SpanContext:
-        """The context of a new span; `kept` is the verdict on a trace that begins with it."""
+    def child_of(self, parent: SpanContext | None, sampled: Callable[[int], bool]) -> SpanContext:
+        """The context of a new span; `sampled` is the verdict on a trace id, asked where a trace begins with it."""
         if parent is not None and parent.is_valid:
             known = TraceFlags.SAMPLED | TraceFlags.RANDOM_TRACE_ID
             flags, state, trace_id = parent.trace_flags & known, parent.trace_state, parent.trace_id
         else:
             state, trace_id = None, self._random.generate_trace_id()
-            flags = TraceFlags.RANDOM_TRACE_ID | (TraceFlags.SAMPLED if kept(trace_id) else 0)
+            flags = TraceFlags.RANDOM_TRACE_ID | (TraceFlags.SAMPLED if sampled(trace_id) else 0)
         return SpanContext(
             trace_id,
             self._random.generate_span_id(),

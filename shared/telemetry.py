@@ -59,7 +59,7 @@ class Telemetry:
     tracer: Tracer
     registry: CollectorRegistry
     ids: Ids
-    keeps: TraceIdRatioBased
+    root_sampler: TraceIdRatioBased
     """The verdict on traces that begin here."""
 
     def inject(self, parent: Parent, headers: MutableMapping[str, str]) -> None:
@@ -130,8 +130,9 @@ class Telemetry:
         links: Sequence[Link] = (),
         start_ns: int | None = None,
     ) -> Span:
-        """A span that the caller ends itself, in a `finally`."""
-        context = self.ids.below(_span_context(parent), self._kept)
+        """A span that the caller ends itself, in a `finally`; OpenTelemetry is told of it then (`LateSpan`). One of a trace
+        that is not sampled has ids and records nothing."""
+        context = self.ids.child_of(_span_context(parent), self._sampled)
         if not context.trace_flags.sampled:
             return trace.NonRecordingSpan(context)
         return LateSpan(
@@ -146,8 +147,8 @@ class Telemetry:
             start_ns=start_ns,
         )
 
-    def _kept(self, trace_id: int) -> bool:
-        return self.keeps.should_sample(None, trace_id, "").decision is Decision.RECORD_AND_SAMPLE
+    def _sampled(self, trace_id: int) -> bool:
+        return self.root_sampler.should_sample(None, trace_id, "").decision is Decision.RECORD_AND_SAMPLE
 
     def record(
         self,
@@ -244,9 +245,9 @@ def build(service: str, exporter: SpanExporter | None, *, sample_ratio: float = 
     `sample_ratio` of the traces that begin here are kept; one that came with a message or a caller is kept or not as
     its flag says, so that a trace is whole or not there.
     """
-    ids, keeps = Ids(), TraceIdRatioBased(sample_ratio)
+    ids, root_sampler = Ids(), TraceIdRatioBased(sample_ratio)
     provider = TracerProvider(
-        sampler=ParentBased(keeps),
+        sampler=ParentBased(root_sampler),
         id_generator=ids,
         resource=Resource({"service.name": service}),
         span_limits=SpanLimits(max_attributes=64, max_events=64, max_links=16, max_attribute_length=4096),
@@ -267,7 +268,7 @@ def build(service: str, exporter: SpanExporter | None, *, sample_ratio: float = 
         tracer=provider.get_tracer("burstline"),
         registry=_registry(),
         ids=ids,
-        keeps=keeps,
+        root_sampler=root_sampler,
     )
 
 
