@@ -133,7 +133,7 @@ class Answer:
         return updates
 
     def _cut_after(self, news: Emit, taken: int) -> int:
-        """Where in a frame, of which `taken` tokens were, an update must end."""
+        """Up to which token of a frame, of which `taken` are in, an update may go: a reader goes on from there, or its end."""
         left = self._cuts.get(news.choice, 0) - self._choices[news.choice].consumed
         return taken + left if left > 0 else len(news.tokens)
 

@@ -57,7 +57,7 @@ class BodyLimits:
 async def read_json_object(
     request: Request, headers: Mapping[str, str], limits: BodyLimits
 ) -> dict[str, object]:
-    """The request's body as a JSON object; `headers` are the request's, in lower case.
+    """The request's body as a JSON object; `headers` are the request's, in lower case, as the middleware decoded them once.
 
     Raises:
         UnsupportedMedia, PayloadTooLarge, BodyTimeout, InvalidRequest: as the module says.
