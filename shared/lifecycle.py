@@ -67,6 +67,18 @@ async def drain_on_signals() -> AsyncIterator[Drain]:
             loop.remove_signal_handler(number)
 
 
+def run_to_end(main: Coroutine[Any, Any, None]) -> None:
+    """`asyncio.run` of a process with `drain_on_signals`: one that the second signal stopped leaves with 1, without a stack.
+
+    Raises:
+        SystemExit: it was stopped so.
+    """
+    try:
+        asyncio.run(main)
+    except asyncio.CancelledError:
+        raise SystemExit(1) from None
+
+
 class Shutdown:
     """Steps that undo what was opened, run last first, each within its own limit, whatever the others did."""
 

@@ -6,7 +6,6 @@ within the drain limit (FR-124); then everything is given back.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import sys
 
@@ -16,6 +15,7 @@ from services.gateway.vocabulary import ModelFolderError
 from shared import telemetry
 from shared.config import CommonSettings, load
 from shared.errors import BurstlineError
+from shared.lifecycle import run_to_end
 
 _log = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ def main() -> None:
     common, settings = load(CommonSettings), load(GatewaySettings)
     told = telemetry.setup("gateway", common)
     try:
-        asyncio.run(run(settings, common, told))
+        run_to_end(run(settings, common, told))
     except (BurstlineError, ModelFolderError) as error:
         _log.critical("the gateway cannot run: %s", error)
         sys.exit(1)

@@ -9,7 +9,7 @@ import signal
 
 import pytest
 
-from shared.lifecycle import Drain, Shutdown, Supervisor, TaskDied, drain_on_signals, end
+from shared.lifecycle import Drain, Shutdown, Supervisor, TaskDied, drain_on_signals, end, run_to_end
 
 
 async def test_drain_keeps_the_first_reason() -> None:
@@ -230,3 +230,17 @@ async def test_what_tasks_raised_before_they_are_ended_is_seen() -> None:
     del task
     gc.collect()
     assert never_retrieved == []
+
+
+def test_a_process_that_the_second_signal_stops_leaves_with_1_and_no_stack() -> None:
+    async def main() -> None:
+        async with drain_on_signals() as drain:
+            os.kill(os.getpid(), signal.SIGTERM)
+            await drain.wait()
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.Event().wait()
+
+    with pytest.raises(SystemExit) as stopped:
+        run_to_end(main())
+    assert stopped.value.code == 1
+    assert stopped.value.__suppress_context__
