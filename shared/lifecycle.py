@@ -18,6 +18,9 @@ _log = logging.getLogger(__name__)
 
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 STEP_S: Final = 10.0
+_YOUNG: Final = 10_000
+"""Young objects before the collector looks at them, instead of 700. What a look costs goes by their number, so all looks together
+cost the same; but of two requests one would have it in its midst, and so it is one of thirty."""
 _ASKED: Final = 5
 """Times that a task is asked to end before it is left."""
 
@@ -213,3 +216,4 @@ def keep_what_is_loaded() -> None:
     process is ready to work; a full collection of it all would hold every request for tens of milliseconds."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(_YOUNG, *gc.get_threshold()[1:])
