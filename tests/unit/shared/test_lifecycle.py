@@ -9,7 +9,16 @@ import signal
 
 import pytest
 
-from shared.lifecycle import Drain, Shutdown, Supervisor, TaskDied, drain_on_signals, end, run_to_end, keep_what_is_loaded
+from shared.lifecycle import (
+    Drain,
+    Shutdown,
+    Supervisor,
+    TaskDied,
+    drain_on_signals,
+    end,
+    keep_what_is_loaded,
+    run_to_end,
+)
 
 
 async def test_drain_keeps_the_first_reason() -> None:
@@ -232,7 +241,6 @@ async def test_what_tasks_raised_before_they_are_ended_is_seen() -> None:
     assert never_retrieved == []
 
 
-<<<<<<< ours
 def test_a_process_that_the_second_signal_stops_leaves_with_1_and_no_stack() -> None:
     async def main() -> None:
         async with drain_on_signals() as drain:
@@ -245,7 +253,8 @@ def test_a_process_that_the_second_signal_stops_leaves_with_1_and_no_stack() -> 
         run_to_end(main())
     assert stopped.value.code == 1
     assert stopped.value.__suppress_context__
-=======
+
+
 def test_what_is_loaded_is_passed_over_and_what_is_young_looked_at_seldom(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -254,4 +263,3 @@ def test_what_is_loaded_is_passed_over_and_what_is_young_looked_at_seldom(
     monkeypatch.setattr(gc, "set_threshold", lambda *counts: done.append(counts))
     keep_what_is_loaded()
     assert done == ["freeze", (10_000, *gc.get_threshold()[1:])]
->>>>>>> theirs
