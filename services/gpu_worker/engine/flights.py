@@ -64,6 +64,11 @@ class WholeRow:
     def columns(self) -> int:
         return 1 + (self.k or len(self.given))
 
+    @property
+    def tokens(self) -> Sequence[int]:
+        """Of its columns, as far as they are known: drafts that the card makes are id 0 here."""
+        return (self.anchor, *self.given, *(0,) * self.k)
+
 
 class WholeResult(NamedTuple):
     """What a round decided: the drafts that were verified, the pick of every column (-1 = a broken row), hidden

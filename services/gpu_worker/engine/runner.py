@@ -150,17 +150,7 @@ class ModelRunner:
         self._bind()
         if self._whole is None:
             raise EngineFault("whole rounds run on a card")
-        self._check_verify(
-            [
-                VerifyRows(
-                    slot=row.slot,
-                    start=row.start,
-                    tokens=(row.anchor, *row.given, *(0,) * row.k),
-                    block_table=row.block_table,
-                )
-                for row in rows
-            ]
-        )
+        self._check_verify(rows)
         results = self._whole.run(rows, more=more)
         self.uncaptured = self._whole.uncaptured
         for row, result in zip(rows, results, strict=True):
@@ -277,15 +267,14 @@ class ModelRunner:
             self.block.primed(chunk.slot, span.start, taps.rows()[: span.count], defer=chunk.defer)
         return hidden[: span.count]
 
-    def _check_verify(self, rows: Sequence[VerifyRows]) -> None:
+    def _check_verify(self, rows: Sequence[VerifyRows | WholeRow]) -> None:
         if len({row.slot for row in rows}) != len(rows) or len(rows) > self._config.max_batch:
             raise EngineFault(
                 f"verify of {len(rows)} sequences: slots must differ, at most {self._config.max_batch}"
             )
         for row in rows:
-            self._check_span(
-                Span(row.start, len(row.tokens), row.block_table), row.tokens, self._states.max_verify
-            )
+            tokens = row.tokens
+            self._check_span(Span(row.start, len(tokens), row.block_table), tokens, self._states.max_verify)
             valid = self._states.position(row.slot) + self._states.fold(row.slot)
             if valid != row.start:
                 raise EngineFault(f"verify from row {row.start}: slot {row.slot} is valid at {valid}")

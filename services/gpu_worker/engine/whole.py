@@ -111,8 +111,8 @@ class WholeRounds:
         ]
         if more:
             self._flight = self._fly_on(flight, rows, read, ahead)
-        of_slot = {seat.slot: number for number, seat in enumerate(flight.seats)}
-        return [_result(read[of_slot[row.slot]], flight, of_slot[row.slot]) for row in rows]
+        told = dict(zip((seat.slot for seat in flight.seats), _results(read, flight), strict=True))
+        return [told[row.slot] for row in rows]
 
     def land(self) -> None:
         """Nothing is to be on its way: what a flight folded is noted, its rows are nobody's."""
@@ -272,11 +272,21 @@ class WholeRounds:
         tail[number, : len(tokens)] = catch_up.hiddens[spare:].to(tail.device, tail.dtype)
 
 
-def _result(read: Read, flight: Flight, number: int) -> WholeResult:
-    columns = len(read.picks)
-    return WholeResult(
-        drafts=read.drafts,
-        picks=read.picks,
-        hidden=flight.hidden[number, :columns],
-        taps=None if flight.taps is None else flight.taps[number, :columns],
-    )
+def _results(read: Sequence[Read], flight: Flight) -> list[WholeResult]:
+    """By seat. One operation cuts a round's rows apart: a slice a sequence would cost as much as all else that is read."""
+    hiddens, wide = flight.hidden.unbind(0), flight.size.columns
+    taps = flight.taps.unbind(0) if flight.taps is not None else (None,) * len(read)
+    return [
+        WholeResult(
+            drafts=one.drafts,
+            picks=one.picks,
+            hidden=_verified(hidden, one, wide),
+            taps=_verified(tap, one, wide) if tap is not None else None,
+        )
+        for one, hidden, tap in zip(read, hiddens, taps, strict=True)
+    ]
+
+
+def _verified(rows: Tensor, one: Read, wide: int) -> Tensor:
+    """Of [C, ...] the columns that were verified: most often all of them."""
+    return rows if len(one.picks) == wide else rows[: len(one.picks)]
