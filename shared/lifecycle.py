@@ -19,8 +19,8 @@ _log = logging.getLogger(__name__)
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 STEP_S: Final = 10.0
 _YOUNG: Final = 10_000
-"""Young objects before the collector looks at them, instead of 700. What a look costs goes by their number, so all looks together
-cost the same; but of two requests one would have it in its midst, and so it is one of thirty."""
+"""Young objects before the collector looks at them; Python's own number is 700. What a look costs goes by their number, so
+all looks together cost the same; but one request of thirty has a look in its midst, and not every other."""
 _ASKED: Final = 5
 """Times that a task is asked to end before it is left."""
 
