@@ -261,6 +261,7 @@ class Session(PromptSide):
         self.judge(len(drafts), taken - 1, replayed=replayed)
         self.pending_tok = picks[-1] if going else None
         if going:
+            # Mostly all of them stand, and a slice of a tensor takes longer than the comparison.
             self.know(picks, hidden if accepted + 1 == len(hidden) else hidden[: accepted + 1])
         elif self.request.reuse == "decode":
             self.know(picks[:-1], hidden[:accepted])
