@@ -143,6 +143,7 @@ async def _measure(
         digits = {token: place for place, token in enumerate(alphabet(POCKET))}
         return {
             "rounds": rounds,
+            "machine": _machine(),
             "bare_request_reply_ms": bare,
             "floor_ms": hops,
             "direct_ms": quantiles(straight),
@@ -152,6 +153,18 @@ async def _measure(
             "one_gateway": busy,
             "litellm": _told(theirs, straight, bare["p50"]) if theirs else {"not_measured": why},
         }
+
+
+def _machine() -> Results:
+    """In which scheduling class this process and its children run, on how many processors, and how many wanted one in the
+    last minute: what a latency of tens of wakes depends on."""
+    ours = os.sched_getscheduler(0)
+    classes = ("SCHED_OTHER", "SCHED_FIFO", "SCHED_RR", "SCHED_BATCH", "SCHED_IDLE")
+    return {
+        "scheduling": next((name for name in classes if getattr(os, name) == ours), str(ours)),
+        "cores": len(os.sched_getaffinity(0)),
+        "load": round(os.getloadavg()[0], 1),
+    }
 
 
 async def _peer(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.bench.queue import _burst_ms, _told, bars
+from services.bench.queue import _burst_ms, _machine, _told, bars
 from services.bench.queue_client import Connection, Timed, _events
 from services.bench.queue_direct import body, direct, events
 from services.bench.queue_engine import DIGITS, InstantEngine, digits_of, dims, stamp_us
@@ -173,3 +174,9 @@ async def test_the_way_is_told_by_the_spans_of_each_stream(
     assert {name: figures["p50"] for name, figures in found.items()} == {
         "to_the_gateway": 1.0, "gateway": 2.0, "queue": 3.0, "worker": 4.0, "back": 5.0,
     }  # fmt: skip
+
+
+def test_the_machine_is_told_with_the_class_that_the_process_runs_in() -> None:
+    told = _machine()
+    assert getattr(os, told["scheduling"]) == os.sched_getscheduler(0)
+    assert told["cores"] == len(os.sched_getaffinity(0))
