@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from nats.errors import ProtocolError
+from nats.protocol.parser import Parser
 
 from shared.transport.frames import Splitter, parse_headers
 from shared.transport.wire import Raw
@@ -74,6 +75,30 @@ def test_a_connection_may_be_cut_anywhere(sent: list[bytes], sizes: list[int]) -
 def _head(raw: Raw) -> bytes:
     assert raw.headers in ({}, {"a": "b"})
     return HEAD if raw.headers else b""
+
+
+class _Parsed:
+    """What nats-py's own parser makes of a connection."""
+
+    def __init__(self) -> None:
+        self.messages: list[tuple[str, str, bytes]] = []
+
+    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, head: bytes) -> None:
+        if sid == OURS:
+            self.messages.append((subject.decode(), reply.decode(), data))
+
+    async def _other(self, *_: object) -> None: ...
+
+    _process_err = _process_ping = _process_pong = _process_info = _other
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(frames, max_size=6), st.integers(1, 40))
+async def test_nats_py_reads_the_same(sent: list[bytes], size: int) -> None:
+    whole, parsed = b"".join(sent), _Parsed()
+    await Parser(parsed).parse(whole)
+    heard, _ = _read([whole[at : at + size] for at in range(0, len(whole), size)])
+    assert [(raw.subject, raw.reply, raw.data) for raw in heard] == parsed.messages
 
 
 @pytest.mark.parametrize(
