@@ -121,7 +121,7 @@ class Shutdown:
                 _log.exception("shutdown: %s failed", name)
 
 
-async def end(tasks: Collection[asyncio.Task[Any]], *, patience_s: float = 2.0) -> None:
+async def cancel_and_wait(tasks: Collection[asyncio.Task[Any]], *, patience_s: float = 2.0) -> None:
     """Cancel tasks and wait until they are over; what they return or raise is of no account.
 
     One cancellation may be lost: `asyncio.wait_for` before Python 3.12 gives its result instead when both come at once, and
@@ -194,7 +194,7 @@ class Supervisor:
         tasks = list(self._tasks)
         self._tasks.clear()  # what ends from now on was asked to
         try:
-            await end(tasks)
+            await cancel_and_wait(tasks)
             if self._interrupted:
                 await asyncio.sleep(0)  # our cancellation is still on its way: let it arrive here
         except asyncio.CancelledError:

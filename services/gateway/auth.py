@@ -18,7 +18,7 @@ from services.gateway.config import GatewaySettings
 from services.gateway.faults import RemoteFailure
 from shared.clock import Clock
 from shared.errors import Unauthenticated, Unavailable
-from shared.lifecycle import end
+from shared.lifecycle import cancel_and_wait
 from shared.protocol.messages import Authenticate, Identity
 from shared.telemetry import Parent, Telemetry
 
@@ -100,4 +100,4 @@ class Authenticator:
 
     async def close(self) -> None:
         """End the calls that are under way."""
-        await end(list(self._asking.values()))
+        await cancel_and_wait(list(self._asking.values()))

@@ -16,7 +16,7 @@ from typing import Final
 
 from services.gateway.slots import Slots
 from shared.errors import BurstlineError
-from shared.lifecycle import end
+from shared.lifecycle import cancel_and_wait
 from shared.protocol import codec, subjects
 from shared.protocol.messages import Identity, Terminal
 from shared.transport.base import Received, Subscription, Transport
@@ -72,7 +72,7 @@ class Lingering:
 
     async def close(self) -> None:
         """Stop waiting. What lingers runs on: its caller may go to another gateway."""
-        await end(list(self._tasks))
+        await cancel_and_wait(list(self._tasks))
 
 
 async def announce(transport: Transport, request_id: str) -> Subscription:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Coroutine
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
-from shared.lifecycle import end
+from shared.lifecycle import cancel_and_wait
 from shared.protocol import subjects
 
 MOST: Final = 5
@@ -92,4 +92,4 @@ class Posts:
 
     async def cancel(self) -> None:
         """Give up what stands."""
-        await end(self.standing)
+        await cancel_and_wait(self.standing)

@@ -23,7 +23,7 @@ from services.gpu_worker.setbacks import Setbacks
 from services.gpu_worker.turns import Turns
 from shared.clock import SYSTEM, Clock
 from shared.errors import BurstlineError
-from shared.lifecycle import end
+from shared.lifecycle import cancel_and_wait
 from shared.outage import Outage
 from shared.protocol import subjects
 from shared.transport.base import Delivery, PullConsumer, Subscription, Transport
@@ -146,7 +146,7 @@ class Puller:
                 await asyncio.wait(self._posts.standing, return_when=asyncio.FIRST_COMPLETED)
                 self._look_at_posts()
         finally:
-            await end(self._trials.values())
+            await cancel_and_wait(self._trials.values())
             await self._posts.cancel()
 
     def _look_at_posts(self) -> None:

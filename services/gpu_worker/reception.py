@@ -17,7 +17,7 @@ from services.gpu_worker.item import WorkItem
 from services.gpu_worker.publish import Publisher
 from services.gpu_worker.room import Room
 from shared.errors import BurstlineError, NotFound, ProtocolError
-from shared.lifecycle import end
+from shared.lifecycle import cancel_and_wait
 from shared.protocol import codec, subjects
 from shared.protocol.messages import ClaimCheck, GenerateRequest, Message
 from shared.transport import bodies
@@ -81,7 +81,7 @@ class Reception:
             await asyncio.wait(self._tasks, timeout=limit_s)
         if self._tasks:
             log.warning("%d requests are handed back", len(self._tasks))
-        await end(list(self._tasks), patience_s=_HAND_BACK_S)
+        await cancel_and_wait(list(self._tasks), patience_s=_HAND_BACK_S)
 
     def _attempt(self, request: GenerateRequest, delivery: Delivery, *, prompt_lost: bool = False) -> Attempt:
         adopted = self._is_foreign(delivery)

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Final
 
 from shared.errors import Unavailable
-from shared.lifecycle import end
+from shared.lifecycle import cancel_and_wait
 from shared.transport.base import Handler, Received
 
 _log = logging.getLogger(__name__)
@@ -87,4 +87,4 @@ class Service:
         await self._on_close()
         if self._tasks:
             _, late = await asyncio.wait(self._tasks, timeout=CLOSE_S)
-            await end(late)
+            await cancel_and_wait(late)

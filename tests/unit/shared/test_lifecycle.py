@@ -14,8 +14,8 @@ from shared.lifecycle import (
     Shutdown,
     Supervisor,
     TaskDied,
+    cancel_and_wait,
     drain_on_signals,
-    end,
     keep_what_is_loaded,
     run_to_end,
 )
@@ -202,7 +202,7 @@ async def test_a_task_that_loses_a_cancellation_is_asked_again() -> None:
     cancelled: list[str] = []
     task = asyncio.create_task(_loses_one(cancelled))
     await asyncio.sleep(0)
-    await end([task], patience_s=0.01)
+    await cancel_and_wait([task], patience_s=0.01)
     assert task.cancelled()
     assert cancelled == ["asked"] * 2
 
@@ -219,7 +219,7 @@ async def test_a_task_that_does_not_end_is_left_and_named(caplog: pytest.LogCapt
 
     task = asyncio.create_task(deaf(), name="the deaf one")
     await asyncio.sleep(0)
-    await end([task], patience_s=0.01)
+    await cancel_and_wait([task], patience_s=0.01)
     assert not task.done()
     assert "the deaf one" in caplog.text
     release.set()
@@ -234,7 +234,7 @@ async def test_what_tasks_raised_before_they_are_ended_is_seen() -> None:
     asyncio.get_running_loop().set_exception_handler(lambda _, what: never_retrieved.append(what["message"]))
     task = asyncio.create_task(fails())
     await asyncio.sleep(0)
-    await end([task])
+    await cancel_and_wait([task])
     assert task.done()
     del task
     gc.collect()
