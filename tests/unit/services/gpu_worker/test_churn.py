@@ -14,7 +14,9 @@ REQUESTS = 24
 TENANTS = 5
 TOKENS = 60
 ACK_WAIT_S = 15.0
-SETTINGS: dict[str, object] = {"max_running": 4, "drain_limit_s": 0.0}
+GOERS = 4
+SETTINGS: dict[str, object] = {"max_running": 4, "drain_limit_s": 0.0, "max_attempts": GOERS + 1}
+"""A request may be with each of those who go before its first token: three such attempts in vain would make it poison."""
 
 
 async def _load(here: World, names: range, to: str | None = None) -> None:
