@@ -10,6 +10,8 @@ Spans go to an OTLP/HTTP receiver when one is set, else to the local trace store
 from __future__ import annotations
 
 import asyncio
+import logging
+import threading
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -35,6 +37,8 @@ from shared.errors import BurstlineError
 from shared.spans import Ids, LateSpan
 from shared.tracestore import StoreExporter, TraceStore
 
+_log = logging.getLogger(__name__)
+
 TASKS: Final = "burstline_process_tasks"
 """Gauge of every process."""
 
@@ -46,6 +50,8 @@ _QUEUE_SPANS: Final = 8192
 _BATCH_SPANS: Final = 512
 _SCHEDULE_MS: Final = 500
 _EXPORT_TIMEOUT_MS: Final = 5000
+LAST_EXPORT_S: Final = 2.0
+"""Of a process that ends: what the receiver has not taken by then is lost."""
 
 _propagator: Final = TraceContextTextMapPropagator()
 
@@ -175,14 +181,16 @@ class Telemetry:
         span.end(max(start_ns, end_ns))
         return span.get_span_context()
 
-    def flush(self, timeout_s: float = 5.0) -> bool:
-        """Export what has ended. False when it took longer than `timeout_s`."""
-        return self.provider.force_flush(int(timeout_s * 1000))
+    def shutdown(self, timeout_s: float = LAST_EXPORT_S) -> None:
+        """Export what has ended, for at most `timeout_s`, and stop. Idempotent; spans told later are dropped.
 
-    def shutdown(self, timeout_s: float = 5.0) -> None:
-        """Flush within `timeout_s` and stop exporting. Idempotent; spans told later are dropped."""
-        self.flush(timeout_s)
-        self.provider.shutdown()
+        In a thread of its own, which ends with the process: the SDK's own limits add up to 40 s where a receiver hangs.
+        """
+        ending = threading.Thread(target=self.provider.shutdown, name="last-export", daemon=True)
+        ending.start()
+        ending.join(timeout_s)
+        if ending.is_alive():
+            _log.warning("spans: the last export took more than %g s and was left", timeout_s)
 
 
 @contextmanager

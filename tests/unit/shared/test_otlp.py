@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from services.embedded.ports import free_port
 from shared import telemetry
+from shared.clock import SYSTEM
 from shared.config import CommonSettings, load
 from shared.telemetry import TRACES_FILE
 
@@ -95,14 +97,27 @@ def test_a_receiver_reads_names_parents_times_and_attributes(
     assert not (tmp_path / TRACES_FILE).exists(), "spans go to one place"
 
 
-def test_a_receiver_that_is_away_holds_up_neither_spans_nor_the_end(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("hangs", [False, True], ids=["away", "hung"])
+def test_a_receiver_that_is_away_or_hangs_holds_up_neither_spans_nor_the_end(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture, hangs: bool
 ) -> None:
-    tool = told(monkeypatch, f"http://127.0.0.1:{free_port()}", tmp_path)
-    ended = threading.Event()
-    with tool.span("alone"):
-        pass
-    stop = threading.Thread(target=lambda: (tool.shutdown(), ended.set()))
-    stop.start()
-    assert ended.wait(15), "a shutdown waits for a receiver that is not there"
-    stop.join()
+    """One that hangs takes the connection and says nothing, as a collector does whose disk is full."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        tool = told(
+            monkeypatch, f"http://127.0.0.1:{silent.getsockname()[1] if hangs else free_port()}", tmp_path
+        )
+        for _ in range(2):
+            with tool.span("alone"):
+                pass
+        if hangs:
+            silent.settimeout(10)
+            asked, _ = silent.accept()  # an export is on its way already, and another will follow
+            with asked, tool.span("late"):
+                pass
+        began = SYSTEM.monotonic_ns()
+        tool.shutdown()
+        took_s = (SYSTEM.monotonic_ns() - began) / 1e9
+    assert took_s < telemetry.LAST_EXPORT_S + 1.0, "a shutdown waits for a receiver that does not answer"
+    assert ("the last export took more than" in caplog.text) == (took_s >= telemetry.LAST_EXPORT_S)
+    if hangs:
+        assert took_s >= telemetry.LAST_EXPORT_S, "it was not waited for"

@@ -215,6 +215,6 @@ def test_a_store_that_cannot_be_written_costs_spans_and_one_warning(
     for _ in range(3):
         with tool.span("x"):
             pass
-        tool.flush()
+        tool.provider.force_flush()
     tool.shutdown()
     assert [record.name for record in caplog.records].count("shared.tracestore") == 1
