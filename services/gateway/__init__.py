@@ -8,6 +8,7 @@ in      routes, schemas     the HTTP surface       body        JSON that nobody 
         auth, slots         who, and how many      limits, resolve  refused, or every parameter decided
 text    vocabulary, model   a model folder         prompts     rendering and tokenising in threads
         rendering, header   the chat template      shield      callers' text is never a control token
+        sandbox             where a template runs, and not for ever
         spelling            the bytes of a token, by the vocabulary's kind
         grammars            what an answer is asked to look like
 queue   workers             who lives              routing     to whom

@@ -19,20 +19,16 @@ ASKED: Final = "add_generation_prompt"
 """The variable by which a template is asked for its header."""
 
 
-def marked(environment: Environment, source: str) -> nodes.Template | None:
-    """The template, which yields `HERE` before its header; None of one that does more with the question than this.
-
-    Raises:
-        TemplateSyntaxError: it is no template.
-    """
-    tree = environment.parse(source)
+def mark(tree: nodes.Template, environment: Environment) -> bool:
+    """Let a template yield `HERE` before its header. False of one that does more with the question than this: it stays as it
+    is."""
     header = tree.body[-1] if tree.body else None
     asked = [name for name in tree.find_all(nodes.Name) if name.name == ASKED]
     if not isinstance(header, nodes.If) or header.elif_ or header.else_ or asked != [header.test]:
-        return None
+        return False
     here = nodes.Output([nodes.TemplateData(HERE, lineno=header.lineno)], lineno=header.lineno)
     tree.body.insert(-1, here.set_environment(environment))
-    return tree
+    return True
 
 
 def texts_of(environment: Environment, source: str) -> frozenset[str]:

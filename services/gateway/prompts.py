@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 from services.gateway.config import GatewaySettings
 from services.gateway.grammars import GrammarMaker, check_wanted, wanted
 from services.gateway.model import ServedModel
-from services.gateway.rendering import Prompt, RenderLimits, render_chat
+from services.gateway.rendering import Prompt, RenderLimits, TookTooLong, render_chat
 from services.gateway.schemas.chat import AssistantMessage, ChatRequest, Message
 from services.gateway.schemas.completions import CompletionRequest
 from services.gateway.schemas.fields import GenerationFields
@@ -28,6 +28,8 @@ T = TypeVar("T")
 
 _FEW_MESSAGES: Final = 16
 _FEW_CHARACTERS: Final = 2048
+_AT_ONCE_S: Final = 0.02
+"""A short prompt that has not been made by then has a template that takes its time: it goes to a thread like the others."""
 
 
 class PromptMaker:
@@ -51,10 +53,9 @@ class PromptMaker:
         """
         with self._telemetry.soon("render", parent, {"burstline.model": model.name}) as told:
             work = self._work(model, fields, tools)
-            if not tools and is_short(fields):
-                prompt = work()
-            else:
-                prompt = await self._in_time(work)
+            prompt = _at_once(work) if not tools and is_short(fields) else None
+            if prompt is None:
+                prompt = await self._in_time(partial(work, self._settings.render_timeout_s))
             told["burstline.prompt_tokens"] = len(prompt.tokens)
         param = "messages" if isinstance(fields, ChatRequest) else "prompt"
         if not prompt.tokens:
@@ -95,17 +96,10 @@ class PromptMaker:
         context = contextvars.copy_context()
         return await asyncio.get_running_loop().run_in_executor(self._pool, context.run, work)
 
-    def _work(self, model: ServedModel, fields: GenerationFields, tools: object) -> Callable[[], Prompt]:
-        """What the thread does. The date is the one of this moment, whenever the thread comes to it (C1.7)."""
+    def _work(self, model: ServedModel, fields: GenerationFields, tools: object) -> Callable[[float], Prompt]:
+        """What makes the prompt, within so many seconds. The date is the one of this moment, whenever a thread comes to it
+        (C1.7)."""
         date = self._clock.now()
-        deadline = self._clock.monotonic_ns() + int(self._settings.render_timeout_s * 1e9)
-        limits = RenderLimits(
-            characters=self._settings.max_rendered_characters,
-            window=model.window,
-            longest=model.vocabulary.longest,
-            deadline_ns=deadline,
-            clock=self._clock,
-        )
         if isinstance(fields, ChatRequest):
             template = model.template
             if template is None:
@@ -114,17 +108,39 @@ class PromptMaker:
                     "chat_template in tokenizer_config.json",
                     param="model",
                 )
-            return lambda: render_chat(
-                template, model.vocabulary, fields, tools=tools, date=date, limits=limits
+            return lambda within_s: render_chat(
+                template,
+                model.vocabulary,
+                fields,
+                tools=tools,
+                date=date,
+                limits=self._limits(model, within_s),
             )
         if isinstance(fields, CompletionRequest):
             prompt = fields.single_prompt()
-            return lambda: _raw(model, prompt, limits)
+            return lambda within_s: _raw(model, prompt, self._limits(model, within_s))
         raise TypeError(type(fields).__name__)
+
+    def _limits(self, model: ServedModel, within_s: float) -> RenderLimits:
+        return RenderLimits(
+            characters=self._settings.max_rendered_characters,
+            window=model.window,
+            longest=model.vocabulary.longest,
+            deadline_ns=self._clock.monotonic_ns() + int(within_s * 1e9),
+            clock=self._clock,
+        )
 
     def close(self) -> None:
         """End the pool; what runs in it ends by its own limits."""
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _at_once(work: Callable[[float], Prompt]) -> Prompt | None:
+    """A short prompt; None when it is not made in a moment."""
+    try:
+        return work(_AT_ONCE_S)
+    except TookTooLong:
+        return None
 
 
 def is_short(fields: GenerationFields) -> bool:

@@ -12,14 +12,12 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
-from jinja2 import Template, TemplateError, nodes
-from jinja2.ext import Extension
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2 import Template
 
-from services.gateway.header import ASKED, HERE, marked, texts_of
+from services.gateway.header import ASKED, HERE, mark, texts_of
+from services.gateway.sandbox import TICK, Sandbox, TemplateRaised
 from services.gateway.schemas.chat import AssistantMessage, ChatRequest, Message, TextPart
 from services.gateway.shield import Segment, Shield
 from services.gateway.vocabulary import Vocabulary
@@ -27,10 +25,6 @@ from shared.clock import Clock
 from shared.errors import InvalidRequest
 
 _WANTS_MAPPING: Final = re.compile(r"arguments\s*(\|\s*items|\.items)")
-
-
-class _TemplateRaised(TemplateError):
-    """A template called raise_exception: its message is for the caller (FR-63)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,28 +35,18 @@ class Prompt:
     stable: int | None
 
 
-class _Generation(Extension):
-    """{% generation %} ... {% endgeneration %}, by which templates mark answers for training: here it is what it encloses."""
-
-    tags = {"generation"}  # noqa: RUF012 - the name and type that jinja asks for
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+class TookTooLong(InvalidRequest):
+    """A prompt was not rendered within its time."""
 
 
 class ChatTemplate:
     """A compiled template. `render` is pure and may run in any thread."""
 
     def __init__(self, source: str, special: Mapping[str, str]) -> None:
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
-        )
-        environment.filters["tojson"] = _tojson
-        environment.globals["raise_exception"] = _raise
-        tree = marked(environment, source)
-        self._template: Final[Template] = environment.from_string(source if tree is None else tree)
-        self._passes: Final = (True, False) if tree is None else (True,)
+        environment = Sandbox()
+        tree = environment.read(source)
+        self._passes: Final = (True,) if mark(tree, environment) else (True, False)
+        self._template: Final[Template] = environment.from_string(tree)
         self.texts: Final = texts_of(environment, source)
         """What it writes as it stands."""
         self._special: Final = dict(special)
@@ -119,7 +103,7 @@ class ChatTemplate:
                 self._pieces({**variables, ASKED: header, "strftime_now": date.strftime}, limits)
                 for header in self._passes
             ]
-        except _TemplateRaised as error:
+        except TemplateRaised as error:
             raise InvalidRequest(f"the chat template refused: {error.message}", param="messages") from error
         except InvalidRequest:
             raise
@@ -133,7 +117,7 @@ class ChatTemplate:
     def _pieces(self, variables: Mapping[str, Any], limits: RenderLimits) -> list[str]:
         pieces: list[str] = []
         size = 0
-        for piece in self._template.generate(**self._special, **variables):
+        for piece in self._template.generate({**self._special, **variables, TICK: limits.in_time}):
             pieces.append(piece)
             if piece != HERE:
                 size += len(piece)
@@ -165,8 +149,12 @@ class RenderLimits:
             raise InvalidRequest(
                 f"the rendered prompt is over {self.characters} characters", param="messages"
             )
+        self.in_time()
+
+    def in_time(self) -> None:
+        """Raise TookTooLong when the time is over."""
         if self.clock.monotonic_ns() > self.deadline_ns:
-            raise InvalidRequest("the chat template took too long", param="messages")
+            raise TookTooLong("the chat template took too long", param="messages")
 
 
 def render_chat(
@@ -216,12 +204,3 @@ def _joined(content: str | Sequence[TextPart] | None) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     return "".join(part.text for part in content)
-
-
-def _tojson(value: object, indent: int | None = None, **options: Any) -> str:
-    """As Hugging Face's templates expect it: no HTML escapes, letters as they are."""
-    return json.dumps(value, ensure_ascii=False, indent=indent, **options)
-
-
-def _raise(message: str) -> NoReturn:
-    raise _TemplateRaised(message)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
 import json
 import os
@@ -13,11 +14,14 @@ import pytest
 from pydantic import ValidationError
 
 from services.gateway.config import GatewaySettings
+from services.gateway.faults import validate
 from services.gateway.model import load_model
 from services.gateway.prompts import PromptMaker
+from services.gateway.schemas.chat import ChatRequest
 from services.gateway.vocabulary import ModelFolderError
 from shared.clock import SYSTEM
 from shared.config import POCKET
+from shared.errors import InvalidRequest
 from shared.telemetry import build
 
 MARK: contextvars.ContextVar[str] = contextvars.ContextVar("mark", default="unset")
@@ -27,6 +31,21 @@ async def test_fr_122_the_callers_context_travels_into_the_thread() -> None:
     maker = PromptMaker(GatewaySettings(), build("gateway", None), SYSTEM)
     MARK.set("caller")
     assert await maker._in_pool(MARK.get) == "caller"
+    maker.close()
+
+
+async def test_a_template_that_takes_its_time_does_not_hold_the_event_loop(tmp_path: Path) -> None:
+    folder = copy_of_pocket(tmp_path)
+    loops = "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}"
+    (folder / "chat_template.jinja").write_text(loops)
+    maker = PromptMaker(GatewaySettings(render_timeout_s=1.0), build("gateway", None), SYSTEM)
+    fields = validate(ChatRequest, {"model": "m", "messages": [{"role": "user", "content": "Hi"}]})
+    asked = asyncio.create_task(maker.make(load_model("m", folder), fields, tools=None, parent=None))
+    begun_ns = SYSTEM.monotonic_ns()
+    await asyncio.sleep(0)
+    assert SYSTEM.monotonic_ns() - begun_ns < 500_000_000, "the event loop rendered"
+    with pytest.raises(InvalidRequest, match="took too long"):
+        await asked
     maker.close()
 
 

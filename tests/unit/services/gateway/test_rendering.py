@@ -6,11 +6,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from services.gateway import faults
-from services.gateway.rendering import ChatTemplate, Prompt, RenderLimits, render_chat
+from services.gateway.rendering import ChatTemplate, Prompt, RenderLimits, TookTooLong, render_chat
 from services.gateway.schemas.chat import ChatRequest
-from shared.clock import ManualClock
+from shared.clock import SYSTEM, ManualClock
 from shared.errors import InvalidRequest
 from tests.unit.services.gateway.line import MODEL, ids
 
@@ -131,6 +132,52 @@ def test_time_is_bounded() -> None:
     clock.advance(1)
     with pytest.raises(InvalidRequest, match="too long"):
         bound.check(1)
+
+
+ENDLESS = {
+    "loops that write nothing": "{% for a in messages * 900 %}{% for b in messages * 900 %}{% for c in messages * 900 %}"
+    "{% endfor %}{% endfor %}{% endfor %}",
+    "a loop in a macro": "{% macro m() %}{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}"
+    "{% endmacro %}{{ m() }}",
+    "a filtered loop": "{% for a in range(9999) %}{% for b in range(9999) if b > 99999 %}{% endfor %}{% endfor %}",
+    "a text that is kept": "{% set x %}{% for a in range(9999) %}{% for b in range(9999) %}x{% endfor %}{% endfor %}"
+    "{% endset %}",
+    "macros that call two": "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(60) }}",
+}
+
+
+@pytest.mark.parametrize("source", ENDLESS.values(), ids=ENDLESS)
+def test_a_template_that_writes_nothing_ends_in_time(source: str) -> None:
+    template = ChatTemplate(source, {})
+    deadline_ns = SYSTEM.monotonic_ns() + 50_000_000
+    bound = RenderLimits(characters=1, window=9, longest=9, deadline_ns=deadline_ns, clock=SYSTEM)
+    with pytest.raises(TookTooLong):
+        template.render({"messages": [USER]}, date=DATE, limits=bound)
+    assert SYSTEM.monotonic_ns() < deadline_ns + 2_000_000_000
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ messages[0].content * 10**10 }}",
+        "{{ 10**10 * [messages] }}",
+        "{{ messages | length + 9 ** 99999999 }}",
+    ],
+)
+def test_what_would_be_huge_is_refused_before_it_is_made(source: str) -> None:
+    with pytest.raises(InvalidRequest, match="would be too large"):
+        prompt(USER, template=ChatTemplate(source, {}))
+
+
+def test_loops_and_products_are_jinja_s_own() -> None:
+    source = (
+        "{% for a in [3, 1, 2] %}{{ loop.index }}{{ loop.last }}{{ loop.length }}{{ loop.nextitem }}{{ a * 2 ** 3 }} {% endfor %}"
+        "{% for a in missing %}{% else %}none {% endfor %}{{ '-' * 3 }}"
+        "{% for k, v in {'a': 1}.items() %}{{ k }}{{ v }}{% endfor %}"
+        "{% for n in [[1, [2]]] recursive %}{% if n is iterable %}({{ loop(n) }}){% else %}{{ n }}{% endif %}{% endfor %}"
+    )
+    expected = ImmutableSandboxedEnvironment().from_string(source).render()
+    assert ChatTemplate(source, {}).render({}, date=DATE, limits=limits())[0] == expected
 
 
 def test_the_date_is_the_requests() -> None:
