@@ -228,7 +228,7 @@ class World:
         return len(list(self.server.streams[subjects.REQUESTS.name].after(0)))
 
     def finished_spans(self) -> list[ReadableSpan]:
-        self.telemetry.flush()
+        self.telemetry.provider.force_flush()
         return list(self.spans.get_finished_spans())
 
 
