@@ -17,6 +17,15 @@ import pytest
 
 from services.embedded.nats import NatsServer
 from services.embedded.postgres import PostgresServer
+from tests.interpreter import quicken
+
+
+def pytest_collection_finish() -> None:
+    """Where a file that was collected asked for triton's interpreter, it is a quicker one."""
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        from triton.runtime import interpreter
+
+        quicken(interpreter)
 
 
 @pytest.fixture(autouse=True)
