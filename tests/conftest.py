@@ -19,6 +19,10 @@ from services.embedded.nats import NatsServer
 from services.embedded.postgres import PostgresServer
 from tests.interpreter import quicken
 
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+"""Threads of a pool sleep between two loops (read when torch is loaded): those that turn instead take the processor from the
+process beside them, and a test with two threads takes ten times as long."""
+
 
 def pytest_collection_finish() -> None:
     """Where a file that was collected asked for triton's interpreter, it is a quicker one."""
