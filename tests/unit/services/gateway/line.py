@@ -86,6 +86,8 @@ class FakeBroker:
         self.failure: Failure | None = None
         self.delay_s = 0.0
         self.asked = asyncio.Event()
+        self.ending = asyncio.Event()
+        """Nobody waits for an answer any more."""
         self.bound: dict[tuple[str, str], Remember] = {}
         """(tenant, key) -> what binds it."""
 
@@ -94,7 +96,8 @@ class FakeBroker:
         call = codec.decode(message.data)
         self.calls.append(call)
         self.asked.set()
-        await asyncio.sleep(self.delay_s)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self.ending.wait(), self.delay_s)
         match call:
             case Authenticate(key_digest=digest):
                 refused = Failure(code="invalid_api_key", message="no", status=401, retry_after_s=None)
@@ -428,5 +431,6 @@ async def running_line(**settings: Any) -> AsyncIterator[Line]:
             task.cancel()
             with suppress(asyncio.CancelledError):
                 await task
+            broker.ending.set()
             await side.close()
             telemetry.shutdown()
