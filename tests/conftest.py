@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -61,8 +62,11 @@ def nats_url(nats_server: NatsServer) -> str:
 
 @pytest.fixture(scope="session")
 def session_nats_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Killed at the end: one that has had a thousand consumers takes ten seconds to stop."""
     with NatsServer(tmp_path_factory.mktemp("nats")) as server:
         yield server.url
+        assert server.child is not None
+        os.kill(server.child.pid, signal.SIGKILL)
 
 
 @pytest.fixture(scope="session")
