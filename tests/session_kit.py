@@ -7,7 +7,7 @@ pairing costs every draft.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 import torch
@@ -121,7 +121,7 @@ class StandIn:
     def whole(self, rows: Sequence[WholeRow], *, more: bool = False) -> list[WholeResult]:
         raise AssertionError("nothing runs whole here")
 
-    def land(self) -> None: ...
+    def land(self, but: Collection[int] = ()) -> None: ...
 
     def accept(self, slot: int, rows: int) -> None:
         self._slots[slot].extend(self._open.pop(slot)[:rows])

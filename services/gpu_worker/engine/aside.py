@@ -23,7 +23,8 @@ from shared.clock import Clock
 
 
 class Aside:
-    """`active` = the engine's running streams, seen live: who is set aside leaves them. `announce` tells captures."""
+    """`active` = the engine's running streams, seen live: who is set aside leaves them. `announce` tells captures;
+    `land` ends what is on its way."""
 
     def __init__(
         self,
@@ -33,6 +34,7 @@ class Aside:
         keeper: Keeper,
         *,
         announce: Callable[[Sequence[Capture]], None],
+        land: Callable[[], None],
         counters: Counters,
         faults: Faults | None,
         clock: Clock,
@@ -43,6 +45,7 @@ class Aside:
         self._line = line
         self._keeper = keeper
         self._announce = announce
+        self._land = land
         self._counters = counters
         self._faults = faults
         self._clock = clock
@@ -96,6 +99,7 @@ class Aside:
 
     def _preempt(self, stream: Stream) -> None:
         """The stream keeps what is cached, gives the rest back and stands at the head of the queue."""
+        self._land()
         stream.session.capture_here(self._cache)
         self._announce(stream.session.drain_captures())
         self._keeper.giving_way(stream)

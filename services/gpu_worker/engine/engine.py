@@ -106,6 +106,7 @@ class Engine:
             self._line,
             self._keeper,
             announce=self._executor.announce,
+            land=launches.land,
             counters=self._counters,
             faults=faults,
             clock=clock,
@@ -249,8 +250,18 @@ class Engine:
         """Hand over what shall decode plainly, then run the burst."""
         streams = [stream for stream in self._active if stream.session.primed]
         leaving = [stream for stream in streams if self._shall_demote(stream, verdict)]
-        self._executor.decode(streams, leaving, rounds, stop=lambda: self._interrupted)
+        self._executor.decode(streams, leaving, rounds, stop=lambda: self._interrupted, onward=self._flies_on)
         self._keeper.after_burst(streams)
+
+    def _flies_on(self) -> bool:
+        """Whether the next burst, for all that is known, begins with the same streams: its first round then need not wait
+        for what the host does between. A wrong guess costs the time of that round, never a bit of a stream."""
+        chunk = self._config.prefill_chunk
+        alike = all(
+            stream.session.begins_alike if stream.session.primed else stream.session.prime_left > chunk
+            for stream in self._active
+        )
+        return alike and not self._line and not self._keeper.due_soon(self._active)
 
     def _shall_demote(self, stream: Stream, verdict: Speculation) -> bool:
         if verdict is Speculation.DEMOTE:

@@ -115,11 +115,13 @@ class Executor:
         rounds: int,
         *,
         stop: Callable[[], bool],
+        onward: Callable[[], bool],
     ) -> None:
-        """Hand `leaving` over to plain decode, run a burst over `streams`, tell what came."""
+        """Hand `leaving` over to plain decode, run a burst over `streams`, tell what came. `onward` is asked before the
+        last round: whether the next burst, as far as can be known, begins with the round after it."""
         start = self._clock.wall_ns()
         self._demote(leaving)
-        self._burst(streams, rounds, stop)
+        self._burst(streams, rounds, stop, onward)
         end = self._clock.wall_ns()
         for stream in streams:
             burst = stream.burst(start, end)
@@ -145,17 +147,20 @@ class Executor:
                         stream.session = plain
                         stream.drafter_off(DrafterOffReason.LOAD)
 
-    def _burst(self, streams: Sequence[Stream], rounds: int, stop: Callable[[], bool]) -> None:
-        """Run up to `rounds` rounds over the streams that go on; ends early when `stop` says so."""
+    def _burst(
+        self, streams: Sequence[Stream], rounds: int, stop: Callable[[], bool], onward: Callable[[], bool]
+    ) -> None:
+        """Run up to `rounds` rounds over the streams that go on; ends early when `stop` says so. A round that is on its way
+        then stays so for the next burst, unless a stream of it will give its slot away."""
         for stream in streams:
             stream.session.begin_burst()
         try:
             for left in range(rounds, 0, -1):
-                if not self._round(streams, more=left > 1) or stop():
+                if not self._round(streams, more=left > 1 or onward()) or stop():
                     return
                 self._between()
         finally:
-            self._runner.land()
+            self._runner.land([s.session.sequence.ssm_slot_idx() for s in streams if s.going])
 
     def _round(self, streams: Sequence[Stream], *, more: bool) -> bool:
         """One round; false when no stream could run it. `more` = another one is meant to follow."""

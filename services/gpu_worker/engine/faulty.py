@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from torch import Tensor
 
@@ -47,8 +47,8 @@ class FaultyRunner:
         self._faults.launched("verify", self._streams(rows))
         return results
 
-    def land(self) -> None:
-        self._runner.land()
+    def land(self, but: Collection[int] = ()) -> None:
+        self._runner.land(but)
 
     def accept(self, slot: int, rows: int) -> None:
         self._runner.accept(slot, rows)

@@ -13,6 +13,7 @@ from torch import Tensor
 from kernels.advance import STOPS
 from services.gpu_worker.engine.batch import DraftRows
 from services.gpu_worker.engine.drafters.ladder import LEAST_COLUMNS
+from services.gpu_worker.engine.graphs import bucket
 from services.gpu_worker.engine.requests import SamplingParams
 
 
@@ -129,6 +130,11 @@ class Flight:
     taps: Tensor | None
     done: torch.cuda.Event | None
 
+    @property
+    def slots(self) -> frozenset[int]:
+        """Of the sequences that go on in it; for those that ended it writes nothing."""
+        return frozenset(seat.slot for seat in self.seats if seat.columns)
+
 
 class Read(NamedTuple):
     """A sequence's line of what a round told (`DeviceRounds.launch`)."""
@@ -145,11 +151,20 @@ class Read(NamedTuple):
         return cls(told[:verified], told[wide : wide + verified - 1], told[2 * wide - 1])
 
 
-def known_ahead(flight: Flight, rows: Sequence[WholeRow]) -> bool:
-    """Whether the card knows the round after this one: all of its sequences go on, nobody's drafts come from the host, and
-    every stop id is told."""
+def known_ahead(flight: Flight, rows: Sequence[WholeRow], most: int) -> bool:
+    """Whether the card knows the round after this one: all of its sequences go on, nobody's drafts come from the host, every
+    stop id is told, and it is not larger than they need. `most` sequences are the largest launch."""
     alike = all(row.left and not row.given and not row.eager and len(row.stops) <= STOPS for row in rows)
-    return alike and len(rows) >= sum(1 for seat in flight.seats if seat.columns)
+    live = [seat for seat in flight.seats if seat.columns]
+    return alike and len(rows) >= len(live) and _suits(flight.size, live, most)
+
+
+def _suits(size: Round, live: Sequence[Seat], most: int) -> bool:
+    """Whether the launch would still be chosen for those who go on: else it would be as large as for all that ever were in
+    it, since rounds follow one another for as long as nobody joins."""
+    drafting = {seat.by for seat in live if seat.k}
+    makers = bool(size.head), size.block
+    return bucket(len(live), most) == size.sequences and makers == (By.HEAD in drafting, By.BLOCK in drafting)
 
 
 def next_seat(seat: Seat, read: Read, row: WholeRow | None) -> Seat:

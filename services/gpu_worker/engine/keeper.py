@@ -35,10 +35,21 @@ class Keeper:
         self._interval = interval
 
     def after_burst(self, streams: Iterable[Stream]) -> None:
-        """Take the checkpoints that are due: one a boundary, the newest of a stream alone is kept."""
-        for stream in streams:
-            if self._interval and stream.going and self._blocks_since(stream) >= self._interval:
-                self._take(stream)
+        """Take the checkpoints that are due: one a boundary, the newest of a stream alone is kept. Those that are due a block
+        later are taken with them: so many streams come to have theirs together, and bursts between follow one another
+        without a pause."""
+        since = [
+            (stream, self._blocks_since(stream)) for stream in streams if self._interval and stream.going
+        ]
+        if any(blocks >= self._interval for _, blocks in since):
+            for stream, blocks in since:
+                if blocks >= max(1, self._interval - 1):
+                    self._take(stream)
+
+    def due_soon(self, streams: Iterable[Stream]) -> bool:
+        """Whether a round of these streams may bring a checkpoint."""
+        rounds = [stream for stream in streams if self._interval and stream.going and stream.session.primed]
+        return any(self._blocks_since(s, more=s.session.rows_wanted) >= self._interval for s in rounds)
 
     def giving_way(self, stream: Stream) -> None:
         """The stream is about to be set aside between two bursts, whole: keep all that it has."""
@@ -99,14 +110,15 @@ class Keeper:
         self._cache.decoded.drop(stream.checkpoint)
         stream.checkpoint = None
 
-    def _blocks_since(self, stream: Stream) -> int:
-        """Blocks of rows since the last checkpoint, or since the prompt's end; negative where none can be taken."""
+    def _blocks_since(self, stream: Stream, more: int = 0) -> int:
+        """Blocks of rows, and of `more` to come, since the last checkpoint or the prompt's end; negative where none can be
+        taken."""
         session = stream.session
         if not session.primed or not session.at_rest or session.tainted:
             return -1
         last = session.sequence.last_decode_ckpt_block
         start = len(stream.request.tokens) // BLOCK_ROWS if last is None else last
-        return session.committed_len // BLOCK_ROWS - start
+        return (session.committed_len + more) // BLOCK_ROWS - start
 
     def _take(self, stream: Stream) -> None:
         session, sequence = stream.session, stream.session.sequence

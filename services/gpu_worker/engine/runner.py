@@ -6,7 +6,7 @@ Owns no memory: KV blocks and recurrent slots are the pools', and who may use wh
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -99,6 +99,7 @@ class ModelRunner:
         draft rows start..start+n-1. Several chunks of one sequence in one call run in the order given.
         """
         self._bind()
+        self._make_way([chunk.slot for chunk in chunks])
         return [self._prefill(chunk) for chunk in chunks]
 
     @memory_faults()
@@ -112,6 +113,7 @@ class ModelRunner:
         self._bind()
         if not rows:
             return []
+        self._make_way([row.slot for row in rows])
         self._check_verify(rows)
         spans = [Span(row.start, len(row.tokens), row.block_table) for row in rows]
         hidden, columns = self._launches.verify(rows, spans)
@@ -145,7 +147,7 @@ class ModelRunner:
 
         As `verify`, and `accept` must follow for every slot; the head's drafts and all picks are made in the same launch.
         `more` = the caller means to ask for the next round of the same sequences, which may then start already; `land`
-        must follow the last one before anything else is done with the slots.
+        must follow before one of the slots is given away.
         """
         self._bind()
         if self._whole is None:
@@ -159,10 +161,14 @@ class ModelRunner:
                 self.block.seen(row.slot, row.start, result.taps)
         return results
 
-    def land(self) -> None:
-        """No round that was started ahead is on its way any more. Idempotent."""
+    def land(self, but: Collection[int] = ()) -> None:
+        """No round that was started ahead is on its way any more, but for one whose slots are all among `but`. Idempotent."""
         if self._whole is not None:
-            self._whole.land()
+            self._whole.land(but)
+
+    def _make_way(self, slots: Collection[int]) -> None:
+        if self._whole is not None:
+            self._whole.make_way(slots)
 
     def accept(self, slot: int, rows: int) -> None:
         """Commit the first `rows` (0..T) columns of the slot's last verify. Exactly once between two verifies."""
@@ -175,6 +181,7 @@ class ModelRunner:
     def flush(self, slot: int) -> None:
         """Fold the accepted rows into the slot's state now, so that snapshots may be taken. Idempotent."""
         self._bind()
+        self._make_way([slot])
         pending = self._states.fold(slot)
         if pending:
             plan = self._launches.fold(slot, pending)

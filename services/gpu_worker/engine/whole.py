@@ -4,12 +4,13 @@ The host stays the one who knows where a stream stands: it walks the picks by it
 need not wait for it, the next round of the same sequences is launched before the host has read this one (`more`): the card
 knows where they go on. What the host reads then tells it where that is. When it asks for just that round, it is there
 already; when it asks for anything else (a stream joined, was cancelled, drafts otherwise), what flies is landed and its
-rows are nobody's.
+rows are nobody's. A round may fly from one burst into the next: `make_way` or `land` comes before anything else is done with
+a slot that it has, and before such a slot is given away.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -101,7 +102,7 @@ class WholeRounds:
             flight, rows = self._launch(rows)
         for row in rows:
             self._states.verified(row.slot, row.columns)
-        more = more and known_ahead(flight, rows)
+        more = more and known_ahead(flight, rows, self._inputs.sequences)
         ahead = self._fly_blind(flight, rows) if more else None
         if flight.done is not None:
             flight.done.synchronize()
@@ -114,8 +115,16 @@ class WholeRounds:
         told = dict(zip((seat.slot for seat in flight.seats), _results(read, flight), strict=True))
         return [told[row.slot] for row in rows]
 
-    def land(self) -> None:
-        """Nothing is to be on its way: what a flight folded is noted, its rows are nobody's."""
+    def make_way(self, slots: Collection[int]) -> None:
+        """Something else is about to be done with these slots: nothing that has any of them is to be on its way."""
+        if self._flight is not None and not self._flight.slots.isdisjoint(slots):
+            self.land()
+
+    def land(self, but: Collection[int] = ()) -> None:
+        """Nothing is to be on its way, or only what has all its sequences in the slots `but`: what a flight folded is
+        noted, its rows are nobody's."""
+        if self._flight is not None and self._flight.slots and self._flight.slots.issubset(but):
+            return
         flight, self._flight = self._flight, None
         for seat in flight.seats if flight is not None else ():
             if seat.columns and not self._states.is_open(seat.slot):

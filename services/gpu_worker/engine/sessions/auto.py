@@ -119,6 +119,11 @@ class AutoSpecSession(SpecSession):
 
     # -- rounds -------------------------------------------------------------------------------------------------
 
+    @property
+    def begins_alike(self) -> bool:
+        """Not where a burst is a turn, for which a drafter is chosen."""
+        return self.demoted or not self._steady
+
     def begin_burst(self) -> None:
         self._due = True
 

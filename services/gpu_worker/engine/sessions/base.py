@@ -182,6 +182,11 @@ class Session(PromptSide):
 
     # -- rounds -------------------------------------------------------------------------------------------------
 
+    @property
+    def begins_alike(self) -> bool:
+        """Whether a burst begins with the round that would have followed the last one."""
+        return True
+
     def begin_burst(self) -> None:
         """Rounds follow that the engine does not come between."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -35,7 +35,7 @@ class Forward(DraftForward, Protocol):
 
     def whole(self, rows: Sequence[WholeRow], *, more: bool = False) -> list[WholeResult]: ...
 
-    def land(self) -> None: ...
+    def land(self, but: Collection[int] = ()) -> None: ...
 
     def verify(self, rows: Sequence[VerifyRows]) -> list[Tensor]: ...
 
@@ -45,7 +45,7 @@ class Forward(DraftForward, Protocol):
 def run_round(sessions: Sequence[Session], runner: Forward, *, more: bool = False) -> bool:
     """Advance every session that has not ended by one verify pass. False when none could.
 
-    `more` = another round of the same sessions is meant to follow; `runner.land()` must follow the last one.
+    `more` = another round of the same sessions is meant to follow; `runner.land` must come before a slot is given away.
     """
     live = [session for session in sessions if session.open()]
     whole = [session for session in live if runner.runs_whole and session.picked_anywhere]
