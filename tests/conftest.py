@@ -3,15 +3,18 @@
 nats_url           a NATS server of the test's own, empty
 session_nats_url   one server for the session, for tests that name their streams and subjects themselves
 database_url       a fresh, empty database on the session's Postgres; dropped after the test
+migrated_url       the same with this build's tables, which are made once a session
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import secrets
 import signal
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -81,7 +84,31 @@ def postgres_server() -> Iterator[PostgresServer]:
 
 @pytest.fixture
 def database_url(postgres_server: PostgresServer) -> Iterator[str]:
-    name = f"test_{secrets.token_hex(6)}"
+    with _database(postgres_server, "template1") as url:
+        yield url
+
+
+@pytest.fixture
+def migrated_url(postgres_server: PostgresServer, migrated: str) -> Iterator[str]:
+    with _database(postgres_server, migrated) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def migrated(postgres_server: PostgresServer) -> str:
+    """A database that others are copied from."""
+    from services.cache_broker.config import BrokerSettings  # with SQL, which most tests do without
+    from services.cache_broker.migrate import migrate
+
+    name = "migrated"
     postgres_server.create_database(name)
-    yield postgres_server.url_of(name)
-    postgres_server.drop_database(name)
+    asyncio.run(migrate(postgres_server.url_of(name), BrokerSettings()))
+    return name
+
+
+@contextmanager
+def _database(server: PostgresServer, template: str) -> Iterator[str]:
+    name = f"test_{secrets.token_hex(6)}"
+    server.sql(f'CREATE DATABASE "{name}" TEMPLATE "{template}"')
+    yield server.url_of(name)
+    server.sql(f'DROP DATABASE "{name}" WITH (FORCE)')

@@ -116,11 +116,6 @@ class PostgresServer:
         if not known:
             self.sql(f'CREATE DATABASE "{name}"')
 
-    def drop_database(self, name: str) -> None:
-        """Drop a database and whoever is connected to it. Idempotent."""
-        _check_identifier(name)
-        self.sql(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
-
     def sql(self, statement: str) -> str:
         """Run one statement as the superuser by psql; its output, unaligned."""
         assert self._place is not None, "start() comes first"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from pathlib import Path
 
@@ -11,14 +10,11 @@ import typer
 from typer.testing import CliRunner
 
 from services import administration
-from services.cache_broker.config import BrokerSettings
-from services.cache_broker.migrate import migrate
 
 
 @pytest.fixture
-def database(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    asyncio.run(migrate(database_url, BrokerSettings()))
-    monkeypatch.setenv("BURSTLINE_DATABASE_URL", database_url)
+def database(migrated_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BURSTLINE_DATABASE_URL", migrated_url)
 
 
 def run(app: typer.Typer, *arguments: str, status: int = 0) -> str:

@@ -16,7 +16,6 @@ from services.cache_broker.config import BrokerSettings
 from services.cache_broker.database import Database
 from services.cache_broker.handlers import Handlers
 from services.cache_broker.hearing import Hearing
-from services.cache_broker.migrate import migrate
 from services.cache_broker.sweeper import Sweeper
 from shared.clock import ManualClock
 from shared.protocol import chain
@@ -170,11 +169,10 @@ def _query(statement: str) -> Any:
 
 @asynccontextmanager
 async def bench_on(url: str, **settings: Any) -> AsyncIterator[Bench]:
-    """A bench on an empty database."""
+    """A bench on a database with this build's tables."""
     chosen = BrokerSettings(
         statement_timeout_ms=20_000, lock_timeout_ms=20_000, pool_timeout_s=30, call_timeout_s=60, **settings
     )
-    await migrate(url, chosen)
     database = Database(url, chosen)
     clock = ManualClock()
     registry = CollectorRegistry()

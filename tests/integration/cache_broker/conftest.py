@@ -10,7 +10,7 @@ from tests.integration.cache_broker.bench import Bench, bench_on
 
 
 @pytest.fixture
-async def bench(database_url: str) -> AsyncIterator[Bench]:
-    """Handlers on a fresh, migrated database, with a clock that stands still."""
-    async with bench_on(database_url) as made:
+async def bench(migrated_url: str) -> AsyncIterator[Bench]:
+    """Handlers on a fresh database, with a clock that stands still."""
+    async with bench_on(migrated_url) as made:
         yield made

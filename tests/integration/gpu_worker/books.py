@@ -13,7 +13,6 @@ from services.cache_broker.app import serving
 from services.cache_broker.audit import Report, audit
 from services.cache_broker.config import BrokerSettings
 from services.cache_broker.database import Database
-from services.cache_broker.migrate import migrate
 from shared import telemetry
 from shared.clock import SYSTEM
 from shared.protocol.messages import CachePlan, NamespaceParts, Terminal
@@ -41,11 +40,10 @@ class Broker:
 
 
 @asynccontextmanager
-async def broker(database_url: str, client: Client, **settings: float) -> AsyncIterator[Broker]:
+async def broker(url: str, client: Client, **settings: float) -> AsyncIterator[Broker]:
     """The real broker on a fresh database, in this process."""
     chosen = BrokerSettings(**settings)  # type: ignore[arg-type]
-    await migrate(database_url, chosen)
-    database = Database(database_url, chosen)
+    database = Database(url, chosen)
     try:
         async with serving(client.transport, database, telemetry.build("broker", None), chosen):
             yield Broker(database, client)

@@ -36,11 +36,11 @@ async def _renewed(port: int) -> None:
 
 
 async def test_a_worker_that_was_reaped_while_it_lived_caches_again(
-    database_url: str, nats_url: str, client: Client, tiny_model: Path, tmp_path: Path
+    migrated_url: str, nats_url: str, client: Client, tiny_model: Path, tmp_path: Path
 ) -> None:
     port = free_port()
     settings = {"health_port": str(port), "heartbeat_s": "0.2"}
-    async with broker(database_url, client, **LIMITS) as line:
+    async with broker(migrated_url, client, **LIMITS) as line:
         tenant = await line.tenant("one", 64 << 20)
         with worker_process(nats_url, tmp_path, tiny_model, "w1", **settings) as process:
             await client.find_worker("w1")

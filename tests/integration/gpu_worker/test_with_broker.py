@@ -33,13 +33,13 @@ async def _conversation(client: Client, name: str, tenant: str, turns: int, salt
 async def test_c5_the_books_are_the_bytes_after_conversations(
     quota: int,
     blocks: str,
-    database_url: str,
+    migrated_url: str,
     nats_url: str,
     client: Client,
     tiny_model: Path,
     tmp_path: Path,
 ) -> None:
-    async with broker(database_url, client) as line:
+    async with broker(migrated_url, client) as line:
         one, two = await line.tenant("one", quota), await line.tenant("two", quota)
         port = free_port()
         sizes = {"num_blocks": blocks, "max_context": "576", "health_port": str(port)}
@@ -62,12 +62,12 @@ async def test_c5_the_books_are_the_bytes_after_conversations(
 
 
 async def test_c5_a_branch_point_inside_an_entry_splits_it_and_the_books_follow(
-    database_url: str, nats_url: str, client: Client, tiny_model: Path, tmp_path: Path
+    migrated_url: str, nats_url: str, client: Client, tiny_model: Path, tmp_path: Path
 ) -> None:
     def prompt(salt: int) -> tuple[int, ...]:
         return SYSTEM_PROMPT + tuple(200 + (salt * 37 + i) % 250 for i in range(150))
 
-    async with broker(database_url, client) as line:
+    async with broker(migrated_url, client) as line:
         tenant = await line.tenant("one", 64 << 20)
         with worker_process(nats_url, tmp_path, tiny_model, "w1"):
             await client.find_worker("w1")
@@ -95,7 +95,7 @@ async def test_c5_a_branch_point_inside_an_entry_splits_it_and_the_books_follow(
 async def test_c5_an_entry_is_split_where_each_conversation_leaves_it(
     shared: tuple[int, ...],
     quota: int,
-    database_url: str,
+    migrated_url: str,
     nats_url: str,
     client: Client,
     tiny_model: Path,
@@ -107,7 +107,7 @@ async def test_c5_an_entry_is_split_where_each_conversation_leaves_it(
     def branch(length: int, salt: int) -> tuple[int, ...]:
         return first[:length] + tuple(210 + (salt * 29 + 7 * i) % 250 for i in range(70))
 
-    async with broker(database_url, client) as line:
+    async with broker(migrated_url, client) as line:
         tenant = await line.tenant("one", quota)
         port = free_port()
         with worker_process(nats_url, tmp_path, tiny_model, "w1", health_port=str(port)):

@@ -19,10 +19,10 @@ MUST_REACH = {
 """What the walks are for; one that no longer gets there proves nothing."""
 
 
-def test_fr_88_fr_91_fr_92_books_balance_after_any_sequence(database_url: str) -> None:
+def test_fr_88_fr_91_fr_92_books_balance_after_any_sequence(migrated_url: str) -> None:
     reached: set[str] = set()
     with asyncio.Runner() as runner:
-        context = bench_on(database_url, reservation_ttl_s=TTL)
+        context = bench_on(migrated_url, reservation_ttl_s=TTL)
         bench = runner.run(context.__aenter__())
         try:
             for seed in SEEDS:

@@ -31,10 +31,10 @@ MUST_SPILL = {"spilled", "missed", "published", "pressure"}
     ids=["whole", "losses", "host tier"],
 )
 async def test_c5_the_books_are_the_bytes_in_every_order(
-    database_url: str, faults: bool, host_bytes: int
+    migrated_url: str, faults: bool, host_bytes: int
 ) -> None:
     reached: set[str] = set()
-    async with bench_on(database_url, reservation_ttl_s=TTL) as bench:
+    async with bench_on(migrated_url, reservation_ttl_s=TTL) as bench:
         for seed in range(WALKS):
             walk = Joint(bench, random.Random(seed), faults=faults, host_bytes=host_bytes)
             await walk.begin(f"tenant-{seed}")
