@@ -79,7 +79,8 @@ def test_audit_writes_its_evidence(
 
 
 @pytest.mark.usefixtures("database")
-def test_audit_that_cannot_measure_exits_two(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_audit_that_cannot_measure_exits_two(session_nats_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BURSTLINE_NATS_URL", session_nats_url)
     monkeypatch.setenv("BURSTLINE_DATABASE_URL", "postgresql://nobody:x@127.0.0.1:9/none")
     run(administration.audit, status=2)
 

@@ -34,6 +34,12 @@ class FakeWorker:
         self.held.append(HeldEntry(root=root, key=key(name), state_bytes=state_bytes, kv_bytes=kv_bytes))
 
 
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the looks at what differs: nobody changes anything here meanwhile."""
+    monkeypatch.setattr("services.cache_broker.audit.PAUSE_S", 0.01)
+
+
 @pytest.fixture
 async def transport() -> AsyncIterator[MemoryTransport]:
     made = MemoryServer().transport()
