@@ -109,6 +109,30 @@ def test_r_q17_one_boundary_is_checkpointed_once_and_the_newest_is_kept() -> Non
     baseline(engine)
 
 
+def test_r_q17_checkpoints_of_many_streams_come_to_be_taken_together() -> None:
+    """One that is due takes those with it that are due a block later; none is ever further apart than the interval."""
+    engine = build(limits=replace(LIMITS, decode_ckpt_blocks=2), num_snapshots=16, num_blocks=96)
+    driver = Driver(engine)
+    for number, length in enumerate((70, 100, 125)):
+        driver.submit(request(prompt(length, number), f"{number}", max_tokens=290))
+    steps: list[int] = []
+    while engine.has_work():
+        before = {stream.key: stream.checkpoint for stream in engine._active}
+        driver.step()
+        taken = [
+            stream
+            for stream in engine._active
+            if stream.key in before and stream.checkpoint is not before[stream.key]
+        ]
+        for stream in engine._active:
+            rows = stream.checkpoint.position if stream.checkpoint else len(stream.request.tokens) // 64 * 64
+            assert stream.session.committed_len < rows // 64 * 64 + 3 * 64
+        steps += [len(taken)] if taken else []
+    assert steps[1:] == [3] * (len(steps) - 1), "after the first time all are taken at once"
+    assert len(steps) >= 3
+    baseline(engine)
+
+
 def test_r_q17_without_an_interval_nothing_is_kept() -> None:
     faults = WayAt([100])
     engine = build(limits=replace(LIMITS, decode_ckpt_blocks=0), faults=faults)
