@@ -35,8 +35,12 @@ SPLIT_ROWS: Final = 256
 """Card: keys of one split of decode and verify attention; split s holds [256 s, 256 s + 256) of every sequence."""
 
 STATE_COLUMNS: Final = 32
-"""Card: state columns of one program of the delta step, which sets how lanes share the sums over the key: lines of 128
-bytes, and 128 registers a thread for the state of a 128-wide key."""
+"""Card: state columns of one program of the delta step: lines of 128 bytes, and 128 registers a thread for the state of a
+128-wide key."""
+
+STATE_GROUPS: Final = 4
+"""Card: runs of neighbouring keys that the delta step adds one by one, then together: a run lies in one lane, which so
+reads a row's keys four at a time."""
 
 
 def tile_table() -> dict[str, int]:
@@ -53,4 +57,5 @@ def tile_table() -> dict[str, int]:
         "adapter_slice": ADAPTER_SLICE,
         "split_rows": SPLIT_ROWS,
         "state_columns": STATE_COLUMNS,
+        "state_groups": STATE_GROUPS,
     }

@@ -16,6 +16,7 @@ __all__ = [
     "Recipe",
     "choose_recipe",
     "linear",
+    "linear_parts",
     "linear_swiglu",
     "pack",
     "row_exact",
@@ -38,6 +39,14 @@ def linear(
     """
     if on_card(packed.weight):
         return device_module("matmul").linear(x, packed, prefill=prefill, out_dtype=out_dtype)
+    return reference.linear(x, packed)
+
+
+def linear_parts(x: Tensor, packed: Packed, *, prefill: bool = False) -> Tensor:
+    """[M, K] contiguous -> `linear`'s [M, N] in x's dtype, or float32 [slices, M, N]: parts whose sum in slice order, rounded
+    once, has its bits. For `norm_rope.add_rms_norm`, which takes either."""
+    if on_card(packed.weight):
+        return device_module("matmul").linear_parts(x, packed, prefill=prefill)
     return reference.linear(x, packed)
 
 

@@ -63,6 +63,14 @@ def store_tile(acc, out, scale, first, row, rows, N: tl.constexpr, PAIRS: tl.con
 
 
 @triton.jit
+def store_part(acc, out, slice_, height, first, row, rows, N: tl.constexpr):
+    """A float32 tile of one slice of K, into out [slices, height, N]: whoever reads the sum adds the slices."""
+    column = first + tl.arange(0, acc.shape[1])
+    at = (slice_.to(tl.int64) * height + row)[:, None] * N + column[None, :]
+    tl.store(out + at, acc, mask=(row < rows)[:, None] & (column < N)[None, :])
+
+
+@triton.jit
 def finish_tile(
     acc, out, scale, parts, arrivals, tile, run, block, row, rows,
     N: tl.constexpr, STEPS: tl.constexpr, SLICES: tl.constexpr, EACH: tl.constexpr, TILES: tl.constexpr,
@@ -98,15 +106,18 @@ def finish_tile(
             tl.store(arrivals, 0)
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit(do_not_specialize=["rows", "height"])
 def stream_kernel(
-    x, weight, out, scale, parts, arrivals, rows,
+    x, weight, out, scale, parts, arrivals, rows, height,
     N: tl.constexpr, K: tl.constexpr, UNIT_ROWS: tl.constexpr, UNIT_COLUMNS: tl.constexpr, STEPS: tl.constexpr,
     TILES: tl.constexpr, SLICES: tl.constexpr, EACH: tl.constexpr, RUNS: tl.constexpr,
     BLOCK_M: tl.constexpr, DEEP: tl.constexpr, STAGES: tl.constexpr, SWAP: tl.constexpr,
-    PAIRS: tl.constexpr, SCALED: tl.constexpr, OVERLAP: tl.constexpr,
+    PAIRS: tl.constexpr, SCALED: tl.constexpr, SUMMED: tl.constexpr, LATE: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """out[rows, N] = x[rows, K] @ weight.T for one row block and one run of units. Grid (row blocks, RUNS).
+
+    Not SUMMED: out is float32 [SLICES, height, N], each slice's products. LATE: the next launch may start when a program
+    has read its weights, not when it starts.
 
     weight [TILES, STEPS, UNIT_ROWS, UNIT_COLUMNS], zero-padded to even STEPS; a run is one of the SLICES of a tile or
     EACH units. parts float32 [row blocks, 2 * RUNS, tile]; arrivals int32 [row blocks, TILES], zero before and after.
@@ -130,11 +141,15 @@ def stream_kernel(
     rows_at = x + row.to(tl.int64)[:, None] * K + inner[None, :]
     live = (row < rows)[:, None]
     if OVERLAP:
-        gdc_launch_dependents()
+        if not LATE:
+            gdc_launch_dependents()
         gdc_wait()
-    for tile in tl.range(first // STEPS, (last - 1) // STEPS + 1, num_stages=1):
+    first_tile, last_tile = first // STEPS, (last - 1) // STEPS
+    for tile in tl.range(first_tile, last_tile + 1, num_stages=1):
         base = tile * STEPS
-        start, stop = tl.maximum(first - base, 0) // DEEP, tl.minimum(last - base, STEPS) // DEEP
+        # Not max(first - base, 0): ptxas 12.8 fuses it and loses the sign of base, and the loop below runs no step.
+        start = tl.where(tile == first_tile, first - first_tile * STEPS, 0) // DEEP
+        stop = tl.where(tile == last_tile, last - last_tile * STEPS, STEPS) // DEEP
         acc = tl.zeros((UNIT_ROWS, BLOCK_M) if SWAP else (BLOCK_M, UNIT_ROWS), tl.float32)
         for step in tl.range(start, stop, num_stages=STAGES):
             unit = tl.load(unit_at + (base + step * DEEP).to(tl.int64) * UNIT)
@@ -142,13 +157,13 @@ def stream_kernel(
             mask = live if K == STEPS * UNIT_COLUMNS else live & (step * LENGTH + inner < K)[None, :]
             taken = tl.load(rows_at + step * LENGTH, mask=mask, other=0.0)
             acc = tl.dot(unit, tl.trans(taken), acc) if SWAP else tl.dot(taken, tl.trans(unit), acc)
-        if SWAP:
+        if OVERLAP and LATE and tile == last_tile:
+            gdc_launch_dependents()
+        done = tl.trans(acc) if SWAP else acc
+        if SUMMED:
             finish_tile(
-                tl.trans(acc), out, scale, parts, arrivals, tile, run, block, row, rows,
+                done, out, scale, parts, arrivals, tile, run, block, row, rows,
                 N, STEPS, SLICES, EACH, TILES, RUNS, PAIRS, SCALED,
             )  # fmt: skip
         else:
-            finish_tile(
-                acc, out, scale, parts, arrivals, tile, run, block, row, rows,
-                N, STEPS, SLICES, EACH, TILES, RUNS, PAIRS, SCALED,
-            )  # fmt: skip
+            store_part(done, out, run % SLICES, height, tile * UNIT_ROWS, row, rows, N)

@@ -6,9 +6,18 @@ from torch import Tensor
 
 from kernels.dispatch import device_module, on_card
 from kernels.norm_rope import reference
-from kernels.norm_rope.reference import l2_norm, qk_norm_rope, qk_rope, rope_table
+from kernels.norm_rope.reference import added, l2_norm, qk_norm_rope, qk_rope, rope_table
 
-__all__ = ["add_rms_norm", "gated_norm", "l2_norm", "qk_norm_rope", "qk_rope", "rms_norm", "rope_table"]
+__all__ = [
+    "add_rms_norm",
+    "added",
+    "gated_norm",
+    "l2_norm",
+    "qk_norm_rope",
+    "qk_rope",
+    "rms_norm",
+    "rope_table",
+]
 
 
 def rms_norm(x: Tensor, scale: Tensor, eps: float) -> Tensor:

@@ -39,12 +39,12 @@ def _rms_norm_kernel(
     tl.store(out + row * WIDTH + column, normed(value, by, eps, WIDTH).to(out.dtype.element_ty), mask=mask)
 
 
-@triton.jit(do_not_specialize=["x_steps", "delta_steps", "slice_steps", "slices"])
+@triton.jit(do_not_specialize=["x_steps", "delta_steps", "slice_steps"])
 def _add_rms_norm_kernel(
-    x, delta, scale, out, x_steps, delta_steps, slice_steps, slices, eps,
-    WIDTH: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
+    x, delta, scale, out, x_steps, delta_steps, slice_steps, eps,
+    SLICES: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """One row: the slices of delta in order, onto x, rounded; then the norm of what was stored. Grid (rows,)."""
+    """One row: the slices of delta in order, rounded; onto x, rounded; then the norm of what was stored. Grid (rows,)."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     mask = column < WIDTH
@@ -54,9 +54,10 @@ def _add_rms_norm_kernel(
         gdc_wait()
     at = delta + row * delta_steps * 8 + column
     added = tl.load(at, mask=mask, other=0.0).to(tl.float32)
-    for _ in tl.range(1, slices, num_stages=1):
-        at += slice_steps * 8
+    for _ in tl.static_range(1, SLICES):
+        at += slice_steps.to(tl.int64) * 8
         added += tl.load(at, mask=mask, other=0.0).to(tl.float32)
+    added = added.to(x.dtype.element_ty).to(tl.float32)
     here = x + row * x_steps * 8 + column
     total = (tl.load(here, mask=mask, other=0.0).to(tl.float32) + added).to(x.dtype.element_ty)
     tl.store(here, total, mask=mask)
@@ -99,7 +100,8 @@ def rms_norm(x: Tensor, scale: Tensor, eps: float) -> Tensor:
 def add_rms_norm(x: Tensor, delta: Tensor, scale: Tensor, eps: float) -> Tensor:
     """x += delta in place, rounded once; the norm of the rounded sum, [M, W] in x's dtype.
 
-    delta [M, W], or [slices, M, W] (float32 parts of a product), added in slice order before they meet x.
+    delta [M, W], or [slices, M, W] (float32 parts of a product), added in slice order and rounded as the product would be
+    before they meet x.
     """
     rows, width = x.shape
     parts = delta[None] if delta.dim() == 2 else delta
@@ -112,8 +114,8 @@ def add_rms_norm(x: Tensor, delta: Tensor, scale: Tensor, eps: float) -> Tensor:
         row_steps(x),
         row_steps(parts[0]),
         row_steps(parts),
-        parts.shape[0],
         eps,
+        SLICES=parts.shape[0],
         WIDTH=width,
         **_row_options(width),
     )

@@ -20,12 +20,17 @@ def rms_norm(x: Tensor, scale: Tensor, eps: float) -> Tensor:
 
 def add_rms_norm(x: Tensor, delta: Tensor, scale: Tensor, eps: float) -> Tensor:
     """x += delta in place, then the norm of the sum. delta [M, W], or [slices, M, W], added in slice order first."""
-    if delta.dim() == 3:
-        added = delta[0].clone()
-        for part in delta[1:]:
-            added.add_(part)
-        delta = added
-    return rms_norm(x.add_(delta), scale, eps)
+    return rms_norm(x.add_(added(delta, x.dtype)), scale, eps)
+
+
+def added(delta: Tensor, dtype: torch.dtype) -> Tensor:
+    """[M, W] as it is; of [slices, M, W] the sum in slice order, rounded to `dtype` once."""
+    if delta.dim() == 2:
+        return delta
+    total = delta[0].clone()
+    for part in delta[1:]:
+        total.add_(part)
+    return total.to(dtype)
 
 
 def gated_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:

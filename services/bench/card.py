@@ -19,7 +19,7 @@ from services.gpu_worker.engine.models.hybrid_config import read_hybrid
 from services.gpu_worker.engine.models.loader import LoadedModel
 from services.gpu_worker.engine.models.random import drawn_model
 from services.gpu_worker.engine.models.tensors import checkpoint_shapes
-from services.gpu_worker.engine.placement import Placement, place
+from services.gpu_worker.engine.placement import CARD_FOLD_ROWS, Placement, place
 
 SHAPES: Final = Path(__file__).resolve().parents[2] / "models" / "shapes"
 
@@ -108,14 +108,13 @@ def weight_item(recipe: str) -> int:
     return 1 if recipe == "card-fp8" else 2
 
 
-def step_bytes(
-    dims: ModelDims, batch: int, context: int, columns: int = 1, *, fold_rows: int = 4, weight_item: int = 2
-) -> int:
-    """Bytes that one verify of `batch` sequences must move: weights, states read (and written every `fold_rows`), KV."""
+def step_bytes(dims: ModelDims, batch: int, context: int, columns: int = 1, *, weight_item: int = 2) -> int:
+    """Bytes that one verify of `batch` sequences must move: weights, states read (and written every `CARD_FOLD_ROWS`), KV."""
     item, cell = 2, dims.gdn_value_heads * dims.gdn_key_dim * dims.gdn_value_dim * 4
-    states = batch * dims.gdn_layers * cell * (1 + columns / max(fold_rows, columns))
+    read = batch * dims.gdn_layers * cell
+    states = read + read * columns // max(CARD_FOLD_ROWS, columns)
     rows = batch * dims.attention_layers * 2 * dims.kv_heads * dims.head_dim * item * (context + columns)
-    return int(weight_bytes(dims, rows=batch * columns, item=weight_item) + states + rows)
+    return weight_bytes(dims, rows=batch * columns, item=weight_item) + states + rows
 
 
 def prompt_flops(dims: ModelDims, tokens: int) -> float:

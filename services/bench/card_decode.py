@@ -37,7 +37,7 @@ from shared.evidence import Bar
 CONTEXT: Final = 512
 """Rows that every sequence starts with."""
 
-STEPS: Final = 64
+STEPS: Final = 66
 """A multiple of the fold's period."""
 
 VERIFY_LIMIT: Final = {4: 1.05, 8: 1.08, 16: 1.12}

@@ -8,7 +8,8 @@ import torch
 pytest.importorskip("triton")
 
 from kernels.matmul import device, tiles
-from kernels.matmul.packed import Packed
+from kernels.matmul.packed import Packed, Recipe
+from kernels.norm_rope import added
 from kernels.testing import assert_equal_bits
 
 SHAPES = [(128, 64), (136, 72), (256, 1200), (40, 520), (264, 136)]
@@ -46,6 +47,35 @@ def test_rows_keep_their_bits(prefill: bool, monkeypatch: pytest.MonkeyPatch) ->
     for first, count in ((0, 1), (5, 1), (64, 2), (63, 65), (129, 1)):
         part = device.linear(x[first : first + count].clone(), packed, prefill=prefill)
         assert_equal_bits(part, whole[first : first + count], f"{count} rows from {first}")
+
+
+@pytest.mark.parametrize(("n", "k", "slices"), [(128, 1200, 2), (264, 2048, 4)])
+def test_parts_add_up_to_the_product_bit_for_bit(
+    nan_filled_empty: None, n: int, k: int, slices: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device, "MOST_ROWS", 16)  # two launches
+    x, weight = _draw(19, n, k)
+    packed = device.pack(weight, "card")
+    parts = device.linear_parts(x, packed)
+    assert parts.shape == (slices, 19, n)
+    assert parts.dtype is torch.float32
+    assert_equal_bits(added(parts, x.dtype), device.linear(x, packed), "the sum")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "n", "k", "prefill"),
+    [
+        ("card", 128, 1200, True),
+        ("card-fp8", 128, 1200, False),
+        ("card", 136, 72, False),
+        ("padded", 128, 1200, False),
+    ],
+)
+def test_what_has_no_parts_is_the_product(recipe: Recipe, n: int, k: int, prefill: bool) -> None:
+    x, weight = _draw(3, n, k)
+    packed = device.pack(weight, recipe)
+    whole = device.linear(x, packed, prefill=prefill)
+    assert_equal_bits(device.linear_parts(x, packed, prefill=prefill), whole, "the product")
 
 
 @pytest.mark.parametrize("prefill", [False, True], ids=["decode", "prefill"])
@@ -141,6 +171,12 @@ def test_the_row_tile_follows_the_rows_and_the_cut() -> None:
             assert all(tiles.row_tile(rows, at, programs=p).rows == height for p in (1, 2, 3))
     assert tiles.row_tile(64, whole).warps == 8
     assert tiles.row_tile(64, sliced).warps == 4
+
+
+def test_the_next_launch_comes_late_where_rows_are_many() -> None:
+    for at in (tiles.cut(16480, 5120), tiles.cut(5120, 17408)):
+        late = {rows: tiles.row_tile(rows, at).late for rows in (1, 16, 32, 64, 128)}
+        assert late == {1: False, 16: False, 32: False, 64: True, 128: True}
 
 
 def test_padded_baseline_takes_any_row_count() -> None:

@@ -80,3 +80,16 @@ def test_rope_without_a_norm() -> None:
     expected = _rotate(x.double() * scale, torch.arange(160), 32, 10_000.0)
     torch.testing.assert_close(got.double(), expected, rtol=1e-4, atol=1e-4)
     assert_row_exact(lambda rows, at: norm_rope.qk_rope(rows, scale, at), [x, table])
+
+
+def test_parts_are_added_in_order_and_rounded_once() -> None:
+    def added(*values: float) -> float:
+        return norm_rope.added(torch.tensor(values)[:, None, None], torch.bfloat16).item()
+
+    assert added(1.0, 2.0**-8, 2.0**-9) == 1.0 + 2.0**-7, "each addition rounded would leave 1"
+    assert added(1e8, 1.0, -1e8) == 0.0, "in another order 1 would be left"
+
+
+def test_a_product_as_it_is_stays_so() -> None:
+    whole = torch.ones(2, 3, dtype=torch.bfloat16)
+    assert norm_rope.added(whole, torch.float32) is whole

@@ -33,7 +33,7 @@ class Block:
     def __call__(self, x: Tensor, delta: Tensor | None, step: Step | AttentionStep) -> Tensor:
         """x [M, H] contiguous, advanced in place by `delta`, which the block below left, and by the mixer.
 
-        Returns what this block's mlp leaves to be added.
+        Returns what this block's mlp leaves to be added, [M, H] or the parts of it.
         """
         if delta is None:
             normed = norm_rope.rms_norm(x, self._mixer_scale, self._eps)

@@ -33,11 +33,12 @@ class GatedAttention:
         self._eps = dims.eps
 
     def __call__(self, x: Tensor, step: Step | AttentionStep) -> Tensor:
-        """[M, H] -> [M, H]; M = sequences * columns of the step."""
+        """[M, H] -> [M, H], or the parts of it (`matmul.linear_parts`); M = sequences * columns of the step."""
         at = step if isinstance(step, AttentionStep) else step.attention
         normed = (self._heads + self._kv_heads) * self._width
         y = matmul.linear(x, self._projection, prefill=step.prefill)
         keys, values = at.kv.k[self._plane], at.kv.v[self._plane]
         query = paged_attention.qk_norm_rope_write(y, self._scale, keys, values, at.writes, self._eps)
         gate = y[:, normed : normed + self._heads * self._width]
-        return matmul.linear(paged.attend(self._plane, query, at, gate), self._output, prefill=step.prefill)
+        attended = paged.attend(self._plane, query, at, gate)
+        return matmul.linear_parts(attended, self._output, prefill=step.prefill)

@@ -37,7 +37,7 @@ class GatedDeltaNet:
         self._eps = dims.eps
 
     def __call__(self, x: Tensor, step: Step | AttentionStep) -> Tensor:
-        """[M, H] -> [M, H]."""
+        """[M, H] -> [M, H], or the parts of it (`matmul.linear_parts`)."""
         shape, rows = self._shape, x.shape[0]
         y = matmul.linear(x, self._weights.projection, prefill=step.prefill)
         match step:
@@ -49,7 +49,7 @@ class GatedDeltaNet:
                 raise EngineFault("a gated-delta layer was given a step without recurrent states")
         gate = y[:, shape.packed :].view(rows, shape.value_heads, shape.value_dim)
         normed = norm_rope.gated_norm(out, gate, self._weights.norm, self._eps)
-        return matmul.linear(normed.view(rows, -1), self._weights.output, prefill=step.prefill)
+        return matmul.linear_parts(normed.view(rows, -1), self._weights.output, prefill=step.prefill)
 
     def _prefill(self, y: Tensor, step: PrefillStep) -> Tensor:
         layer, slot, states = self._layer, step.slot, step.states

@@ -105,7 +105,7 @@ class LatentAttention:
         at = self._write(self._row(latent, shared, at), x, queries, at)
         mixed = paged.attend_latent(self._plane, self._query(queries, at), at, widths.rank)
         out = weights.values(mixed, prefill=step.prefill).flatten(1)
-        return matmul.linear(out, weights.output, prefill=step.prefill)
+        return matmul.linear_parts(out, weights.output, prefill=step.prefill)
 
     def _inner(self, queries: Tensor) -> Tensor:
         """The queries' latent, normed, if they have one."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from kernels import norm_rope
 from shared.errors import EngineFault
 
 
@@ -25,7 +26,7 @@ class Taps:
         if delta is None:
             self._seen.append(x.clone())
         else:
-            self._seen.append(x + (delta.sum(0) if delta.dim() == 3 else delta))
+            self._seen.append(x + norm_rope.added(delta, x.dtype))
 
     def rows(self) -> Tensor:
         """[M, taps * H]. Raises EngineFault when a tapped layer did not run."""

@@ -167,13 +167,16 @@ def _block(
 def _feed_forward(
     dims: ModelDims, weights: Mapping[str, Tensor], at: str, layer: int, pack: Pack
 ) -> MLP | Mixture:
-    return _mixture(dims, weights, at, pack) if dims.mixes(layer) else mlp_of(weights, at, pack)
+    return (
+        _mixture(dims, weights, at, pack) if dims.mixes(layer) else mlp_of(weights, at, pack, in_parts=True)
+    )
 
 
-def mlp_of(weights: Mapping[str, Tensor], at: str, pack: Pack) -> MLP:
+def mlp_of(weights: Mapping[str, Tensor], at: str, pack: Pack, *, in_parts: bool = False) -> MLP:
     """A SwiGLU layer, its name ending in a dot."""
     gate_up = torch.cat([weights[at + "gate_proj.weight"], weights[at + "up_proj.weight"]])
-    return MLP(pack(gate_up, pairs=True), pack(weights[at + "down_proj.weight"]))
+    down = pack(weights[at + "down_proj.weight"])
+    return MLP(pack(gate_up, pairs=True), down, in_parts=in_parts)
 
 
 def _mixture(dims: ModelDims, weights: Mapping[str, Tensor], at: str, pack: Pack) -> Mixture:

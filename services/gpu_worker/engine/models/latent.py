@@ -127,7 +127,7 @@ class _Parts:
         at = prefix + "mlp."
         return Block(
             self._attention(prefix + "self_attn.", index),
-            self._mixture(at) if self._dims.mixes(index) else mlp_of(weights, at, self.pack),
+            self._mixture(at) if self._dims.mixes(index) else mlp_of(weights, at, self.pack, in_parts=True),
             weights[prefix + "input_layernorm.weight"],
             weights[prefix + "post_attention_layernorm.weight"],
             self._dims.eps,

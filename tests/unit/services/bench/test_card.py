@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from services.bench import card
+from services.gpu_worker.engine.placement import CARD_FOLD_ROWS
 
 
 def test_a_step_moves_weights_states_and_rows() -> None:
@@ -11,8 +12,8 @@ def test_a_step_moves_weights_states_and_rows() -> None:
     state = dims.gdn_layers * dims.gdn_value_heads * dims.gdn_key_dim * dims.gdn_value_dim * 4
     rows = dims.attention_layers * 2 * dims.kv_heads * dims.head_dim * 2 * 513
 
-    assert one == card.weight_bytes(dims) + int(1.25 * state) + rows
-    assert many - one == 63 * (int(1.25 * state) + rows)
+    assert one == card.weight_bytes(dims) + state + state // CARD_FOLD_ROWS + rows
+    assert many - one == 63 * (state + state // CARD_FOLD_ROWS + rows)
 
 
 def test_float8_matrices_are_half_the_bytes() -> None:
