@@ -34,13 +34,13 @@ up: setup-demo
 
 test: test-unit test-services
 
-# These only compute, so that two processes halve the time; a file stays in one of them, with its fixtures.
+# In two processes, as tests/spread.py says: a file stays in one of them, with its fixtures.
 test-unit: setup
 	$(PYTEST) -n 2 --dist loadfile tests/unit tests/property tests/golden $(ARGS)
 
-# These wait for servers that they start, stop and kill: one after another.
+# These start, stop and kill servers, and wait for them: each process has its own.
 test-services: setup
-	$(PYTEST) tests/contract tests/integration tests/e2e $(ARGS)
+	$(PYTEST) -n 2 --dist loadfile tests/contract tests/integration tests/e2e $(ARGS)
 
 check: lint types imports
 

@@ -16,16 +16,27 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from services.embedded.nats import NatsServer
 from services.embedded.postgres import PostgresServer
 from tests.interpreter import quicken
+from tests.spread import Spread, turn
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 """Threads of a pool sleep between two loops (read when torch is loaded): those that turn instead take the processor from the
 process beside them, and a test with two threads takes ten times as long."""
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Spread:
+    config.option.loadscopereorder = False
+    return Spread(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: turn(item.nodeid))
 
 
 def pytest_collection_finish() -> None:
