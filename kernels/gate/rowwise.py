@@ -65,8 +65,24 @@ def _product(place: Place, n: int, k: int, ledger: Ledger, *, recipe: matmul.Rec
     packed = matmul.pack(weight, recipe)
     run = partial(matmul.linear, packed=packed, prefill=prefill, out_dtype=torch.float32 if wide else None)
     whole = rows_alone(ledger, run, [x], _counts(place, prefill=prefill))
+    if not (prefill or wide):
+        _parts(place, ledger, x, packed, whole)
     exact = _exact_product(x[:64], _exact_weight(weight, recipe))
     ledger.close(whole[:64], exact, place.limit(single=1e-5) if not wide else 1e-5)
+
+
+def _parts(place: Place, ledger: Ledger, x: Tensor, packed: matmul.Packed, whole: Tensor) -> None:
+    """Parts of a product, added here or by the norm that takes them, against the product itself."""
+    scale = 1 + place.normal(whole.shape[1], seed=9, scale=0.1, dtype=torch.float32)
+    for count in _counts(place, prefill=False):
+        parts, product_ = matmul.linear_parts(x[:count], packed), whole[:count]
+        ledger.equal(norm_rope.added(parts, x.dtype), product_, f"parts of {count} rows")
+        ours, theirs = product_.clone(), product_.clone()
+        normed = norm_rope.add_rms_norm(theirs, product_, scale, EPS)
+        ledger.equal(
+            norm_rope.add_rms_norm(ours, parts, scale, EPS), normed, f"norm of parts of {count} rows"
+        )
+        ledger.equal(ours, theirs, f"sum with parts of {count} rows")
 
 
 def _swiglu(place: Place, ledger: Ledger, *, recipe: matmul.Recipe, prefill: bool) -> None:
