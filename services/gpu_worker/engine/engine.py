@@ -29,6 +29,7 @@ from services.gpu_worker.engine.keeper import Keeper
 from services.gpu_worker.engine.limits import EngineLimits
 from services.gpu_worker.engine.line import Line
 from services.gpu_worker.engine.models.loader import LoadedModel
+from services.gpu_worker.engine.onward import flies_on
 from services.gpu_worker.engine.opening import Opener
 from services.gpu_worker.engine.preemption import spare_blocks
 from services.gpu_worker.engine.requests import GenerateRequest, Hit
@@ -254,14 +255,10 @@ class Engine:
         self._keeper.after_burst(streams)
 
     def _flies_on(self) -> bool:
-        """Whether the next burst, for all that is known, begins with the same streams: its first round then need not wait
-        for what the host does between. A wrong guess costs the time of that round, never a bit of a stream."""
+        """Whether the card goes on with the next burst while the host ends this one."""
         chunk = self._config.prefill_chunk
-        alike = all(
-            stream.session.begins_alike if stream.session.primed else stream.session.prime_left > chunk
-            for stream in self._active
-        )
-        return alike and not self._line and not self._keeper.due_soon(self._active)
+        alike = flies_on(self._active, waiting=len(self._line), room=self._room(), chunk=chunk)
+        return alike and not self._keeper.due_soon(self._active)
 
     def _shall_demote(self, stream: Stream, verdict: Speculation) -> bool:
         if verdict is Speculation.DEMOTE:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 
 import pytest
 
@@ -26,8 +27,14 @@ def streams(count: int, **fields: int) -> list[GenerateRequest]:
     ]
 
 
+@cache
+def _alone(tokens: tuple[int, ...]) -> list[int]:
+    return cold(tokens, max_tokens=150)
+
+
 def alone(item: GenerateRequest) -> list[int]:
-    return cold(item.tokens, max_tokens=item.max_tokens, sampling=item.sampling)
+    """A stream with a larger budget says the same, and more."""
+    return _alone(item.tokens)[: item.max_tokens]
 
 
 class At(Faults):
@@ -96,15 +103,33 @@ def test_bursts_follow_one_another_without_a_pause(monkeypatch: pytest.MonkeyPat
     ends_as_alone(driver, items)
 
 
-def test_where_somebody_waits_no_round_flies_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who is admitted next joins the burst: what flew would be for nobody."""
+def test_where_somebody_waits_a_round_flies_on_while_every_seat_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Who is admitted joins the burst, and what flew would be for nobody: none flies where a budget may end a stream."""
     flights = play_card(monkeypatch)
     driver, items = Driver(build(limits=LIMITS, max_batch=2)), streams(3)
     for item in items:
         driver.submit(item)
+    flew = 0
     while driver.engine.stats().waiting:
         driver.step()
-        assert not flights.flying or not driver.engine.stats().waiting
+        flew += bool(flights.flying)
+    assert flew > 5
+    assert flights.landed == 0
+    ends_as_alone(driver, items)
+
+
+def test_where_somebody_waits_for_blocks_alone_no_round_flies_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eviction, or a stream's end, may let it in at any step."""
+    flights = play_card(monkeypatch)
+    driver, items = Driver(build(limits=LIMITS, num_blocks=4)), streams(2)
+    items.append(request(prompt(150, 9), "long", max_tokens=5))
+    for item in items:
+        driver.submit(item)
+    while driver.engine.stats().waiting:
+        driver.step()
+        assert not (flights.flying and driver.engine.stats().waiting)
     assert flights.landed == 0
     ends_as_alone(driver, items)
 
