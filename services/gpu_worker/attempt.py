@@ -31,7 +31,7 @@ from services.gpu_worker.publish import Owner, Publisher
 from services.gpu_worker.relay import Relay
 from services.gpu_worker.ways_out import WaysOut
 from shared.errors import BurstlineError, EngineFault, FencedOut, Overloaded, ProtocolError, Unavailable
-from shared.protocol import chain
+from shared.protocol import chain, subjects
 from shared.protocol.messages import CancelRequest, Failure, GenerateRequest
 from shared.transport.base import Delivery
 
@@ -228,17 +228,19 @@ class Attempt:
             tokens = prompt_tokens(self.request)
         except BurstlineError:
             return None
-        choices: Choices | None = None
-        looking = asyncio.create_task(self._look_for_cancels())
+        looking = await self._core.transport.look(
+            subjects.CANCELS.name, subjects.cancel(self.request.request_id)
+        )
         self._relay = self._claimant.begin(state)
         try:
             choices = await self._claimant.claim(self._relay, state, tokens)
-            await looking
+            if await looking.found() is not None:
+                await self._look_for_cancels()
         except FencedOut:
             self._relay = None
+            return None
         finally:
-            if choices is None:
-                await _given_up(looking)
+            looking.drop()
         return choices
 
     async def _claimed(self, state: JournalState) -> str:
@@ -292,10 +294,3 @@ class Attempt:
             parent=self._span,
         )
         self._publisher.offer(capture, owner)
-
-
-async def _given_up(task: asyncio.Task[tuple[CancelRequest, ...]]) -> None:
-    """Nobody waits for it any more: it is over when this returns, and what it raised is of no account."""
-    if not task.done():
-        task.cancel()
-    await asyncio.gather(task, return_exceptions=True)

@@ -91,6 +91,16 @@ class PullConsumer(Protocol):
         one."""
 
 
+class Looking(Protocol):
+    """A look at the newest message of a subject that is under way."""
+
+    async def found(self) -> Received | None:
+        """What was there, at some moment since the look began. Once. Raises Unavailable."""
+
+    def drop(self) -> None:
+        """Nobody waits for it any more. Idempotent."""
+
+
 Handler = Callable[[Received], Awaitable[bytes]]
 
 
@@ -165,6 +175,9 @@ class Transport(Protocol):
 
     async def last(self, stream: str, subject: str) -> Received | None:
         """The newest stored message of a subject."""
+
+    async def look(self, stream: str, subject: str) -> Looking:
+        """`last` in two: it goes with what is sent next, and what it finds is waited for later. Raises Unavailable."""
 
     async def read(self, stream: str, subject: str, *, after: int = 0, limit: int = 1024) -> list[Received]:
         """Stored messages of one subject with sequence > `after`, ascending, at most `limit`."""

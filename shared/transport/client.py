@@ -12,10 +12,11 @@ from shared.protocol.subjects import STREAMS, ConsumerSpec, StreamSpec
 from shared.transport import jetstream, specs, suitability
 from shared.transport.base import Delivery, Handler, Headers, PullConsumer, Received, Stored, Subscription
 from shared.transport.buffer import Buffer
+from shared.transport.fields import clean
 from shared.transport.pull import Pull
 from shared.transport.service import Service
 from shared.transport.take import Taker
-from shared.transport.wire import Closer, Raw, Wire, matches, message_bytes
+from shared.transport.wire import Closer, Raw, Wire, fits, matches, message_bytes
 
 _log = logging.getLogger(__name__)
 
@@ -174,6 +175,9 @@ class WireTransport:
     async def last(self, stream: str, subject: str) -> Received | None:
         return await jetstream.last(self._wire, stream, subject)
 
+    async def look(self, stream: str, subject: str) -> jetstream.Looking:
+        return await jetstream.look(self._wire, stream, subject, soon=True)
+
     async def read(self, stream: str, subject: str, *, after: int = 0, limit: int = 1024) -> list[Received]:
         return await jetstream.read(self._wire, stream, subject, after=after, limit=limit)
 
@@ -187,11 +191,12 @@ class WireTransport:
     # inside
 
     def _check_size(self, data: bytes, headers: Headers | None) -> None:
+        most = self._wire.max_payload_bytes
+        if fits(data, headers, most):
+            return
         size = message_bytes(data, headers)
-        if size > self._wire.max_payload_bytes:
-            raise PayloadTooLarge(
-                f"a message of {size} bytes is over the limit of {self._wire.max_payload_bytes}"
-            )
+        if size > most:
+            raise PayloadTooLarge(f"a message of {size} bytes is over the limit of {most}")
 
     def _stream_of(self, subject: str) -> str | None:
         for spec in self._streams.values():
@@ -241,4 +246,4 @@ class WireTransport:
 
 def _received(raw: Raw) -> Received:
     """A core message."""
-    return Received(subject=raw.subject, data=raw.data, headers=jetstream.clean(raw.headers))
+    return Received(subject=raw.subject, data=raw.data, headers=clean(raw.headers))

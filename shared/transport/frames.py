@@ -13,13 +13,13 @@ from typing import Final
 
 from nats.errors import ProtocolError
 
+from shared.transport.fields import Fields
 from shared.transport.wire import Raw
 
 _log = logging.getLogger(__name__)
 
 _LINE: Final = b"\r\n"
 _MESSAGES: Final = (b"MSG ", b"HMSG ")
-_VERSION: Final = "NATS/1.0"
 _LONGEST_LINE: Final = 1 << 20
 """Bytes. INFO is the longest, with the addresses of a cluster."""
 
@@ -103,27 +103,10 @@ def deliver(receive: Receive, fields: list[bytes], data: bytes) -> None:
     raw = Raw(
         subject=fields[1].decode("utf-8", "replace"),
         data=data[head:] if head else data,
-        headers=parse_headers(data[:head]) if head else {},
+        headers=Fields(data[:head]) if head else {},
         reply=reply,
     )
     try:
         receive(raw)
     except Exception:  # noqa: BLE001 - one listener's fault must not end the reading for all the others
         _log.exception("a listener on %s failed", raw.subject.partition(".")[0])
-
-
-def parse_headers(block: bytes) -> dict[str, str]:
-    """A header block as a dictionary; the server's own status, which stands in the first line, as Status and
-    Description. A line that is no field is passed over."""
-    first, *lines = block.decode("utf-8", "replace").split("\r\n")
-    found: dict[str, str] = {}
-    status, _, description = first.removeprefix(_VERSION).strip().partition(" ")
-    if status:
-        found["Status"] = status
-    if description:
-        found["Description"] = description.strip()
-    for line in lines:
-        name, colon, value = line.partition(":")
-        if colon:
-            found[name.strip()] = value.strip()
-    return found

@@ -7,11 +7,12 @@ message id the same message is sent again and the server tells a duplicate. Ever
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import uuid
 from collections.abc import Callable
 from typing import Any, Final
+
+import msgspec
 
 from shared.errors import (
     BurstlineError,
@@ -23,7 +24,8 @@ from shared.errors import (
     Unavailable,
 )
 from shared.transport.base import Headers, Received, Stored
-from shared.transport.wire import NobodyListens, Raw, Unanswered, Wire
+from shared.transport.fields import clean
+from shared.transport.wire import NobodyListens, Question, Raw, Unanswered, Wire
 
 _log = logging.getLogger(__name__)
 
@@ -48,7 +50,7 @@ async def call(
     wire: Wire, operation: str, body: dict[str, Any], *, timeout: float = API_TIMEOUT_S
 ) -> dict[str, Any]:
     """One call of the JetStream API. Raises the error that the server names, in our words."""
-    answer = await wire.ask(f"$JS.API.{operation}", json.dumps(body).encode(), timeout=timeout)
+    answer = await wire.ask(f"$JS.API.{operation}", msgspec.json.encode(body), timeout=timeout)
     return parse(answer.data)
 
 
@@ -65,7 +67,7 @@ async def insist(wire: Wire, operation: str, body: dict[str, Any]) -> dict[str, 
 def parse(data: bytes) -> dict[str, Any]:
     """The body of an API answer or of a publish acknowledgement; raises the error in it."""
     try:
-        body = json.loads(data)
+        body = msgspec.json.decode(data)
     except ValueError:
         body = None
     if not isinstance(body, dict):
@@ -160,11 +162,30 @@ async def waiting(wire: Wire, stream: str, pattern: str) -> dict[str, int]:
 
 async def last(wire: Wire, stream: str, subject: str) -> Received | None:
     """The newest stored message of a subject, by direct get."""
-    answer = await wire.ask(f"$JS.API.DIRECT.GET.{stream}.{subject}", b"", timeout=API_TIMEOUT_S)
-    if answer.status == "404":
-        return None
-    _check_direct(answer)
-    return received(answer)
+    return await (await look(wire, stream, subject, soon=False)).found()
+
+
+class Looking:
+    """A `Looking` of the transport's."""
+
+    def __init__(self, question: Question) -> None:
+        self._question = question
+
+    async def found(self) -> Received | None:
+        answer = await self._question.answer()
+        if answer.status == "404":
+            return None
+        _check_direct(answer)
+        return received(answer)
+
+    def drop(self) -> None:
+        self._question.drop()
+
+
+async def look(wire: Wire, stream: str, subject: str, *, soon: bool) -> Looking:
+    """The same in two. `soon`: the question goes with what is sent next."""
+    asked = f"$JS.API.DIRECT.GET.{stream}.{subject}"
+    return Looking(await wire.pose(asked, b"", timeout=API_TIMEOUT_S, soon=soon))
 
 
 async def read(wire: Wire, stream: str, subject: str, *, after: int, limit: int) -> list[Received]:
@@ -177,7 +198,7 @@ async def read(wire: Wire, stream: str, subject: str, *, after: int, limit: int)
     listening = await wire.listen(inbox, answers.put_nowait)
     found: list[Received] = []
     try:
-        await wire.send(f"$JS.API.DIRECT.GET.{stream}", json.dumps(body).encode(), reply=inbox)
+        await wire.send(f"$JS.API.DIRECT.GET.{stream}", msgspec.json.encode(body), reply=inbox)
         async with asyncio.timeout(API_TIMEOUT_S):
             while True:
                 answer = await answers.get()
@@ -207,8 +228,3 @@ def received(raw: Raw) -> Received:
         headers=clean(raw.headers),
         sequence=int(raw.headers.get("Nats-Sequence", "0")),
     )
-
-
-def clean(headers: Headers) -> dict[str, str]:
-    """Headers as the sender gave them."""
-    return {name: value for name, value in headers.items() if not name.startswith("Nats-")}

@@ -26,6 +26,17 @@ class _Listener:
     buffer: Buffer
 
 
+@dataclass
+class _Looking:
+    message: Received | None
+
+    async def found(self) -> Received | None:
+        return self.message
+
+    def drop(self) -> None:
+        """It is answered."""
+
+
 @dataclass(eq=False)
 class _Responder:
     pattern: str
@@ -195,6 +206,9 @@ class MemoryTransport:
     async def last(self, stream: str, subject: str) -> Received | None:
         self._check()
         return self.server.stream(stream).last(subject)
+
+    async def look(self, stream: str, subject: str) -> _Looking:
+        return _Looking(await self.last(stream, subject))
 
     async def read(self, stream: str, subject: str, *, after: int = 0, limit: int = 1024) -> list[Received]:
         self._check()

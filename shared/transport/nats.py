@@ -62,7 +62,7 @@ class NatsWire:
         self._closing = False
         self._last_error = ""
         self._told: set[str] = set()
-        self._answers: dict[str, asyncio.Future[Raw]] = {}  # by the inbox of each question
+        self._answers: dict[str, asyncio.Future[Raw | None]] = {}  # by the inbox of each question
         self._inbox = ""
         self._asked = 0
         self._reconnect_callbacks: list[Callable[[], None]] = []
@@ -153,36 +153,36 @@ class NatsWire:
     async def send(
         self, subject: str, data: bytes, *, reply: str = "", headers: Headers | None = None
     ) -> None:
-        with _translated(subject):
-            await self._client.publish(subject, data, reply=reply, headers=dict(headers) if headers else None)
+        if not self._client.post(subject, data, reply, headers):
+            with _translated(subject):
+                await self._client.publish(
+                    subject, data, reply=reply, headers=dict(headers) if headers else None
+                )
 
     async def ask(self, subject: str, data: bytes, *, timeout: float, headers: Headers | None = None) -> Raw:
-        with _translated(subject):
-            if not self._inbox:
-                self._inbox = self.inbox()
+        return await (await self.pose(subject, data, timeout=timeout, headers=headers)).answer()
+
+    async def pose(
+        self, subject: str, data: bytes, *, timeout: float, headers: Headers | None = None, soon: bool = False
+    ) -> _Question:
+        if not self._inbox:
+            self._inbox = self.inbox()
+            with _translated(subject):
                 await self._client.hear(f"{self._inbox}.*", "", self._answered)
-            self._asked += 1
-            inbox = f"{self._inbox}.{self._asked}"
-            loop = asyncio.get_running_loop()
-            answer: asyncio.Future[Raw] = loop.create_future()
-            self._answers[inbox] = answer
-            late: asyncio.TimerHandle | None = None
-            sent = dict(headers) if headers else None
+        self._asked += 1
+        inbox = f"{self._inbox}.{self._asked}"
+        question = _Question(self._answers, inbox, subject, timeout)
+        if not self._client.post(subject, data, inbox, headers, soon=soon):
             try:
-                if self._client.flows:  # it is sent without a wait, so the answer alone needs a limit
-                    await self._client.publish(subject, data, reply=inbox, headers=sent)
-                else:
+                with _translated(subject):
                     async with asyncio.timeout(timeout):
-                        await self._client.publish(subject, data, reply=inbox, headers=sent)
-                late = loop.call_later(timeout, _give_up, answer)
-                raw = await answer
-            finally:
-                if late is not None:
-                    late.cancel()
-                del self._answers[inbox]
-        if raw.status == _NO_RESPONDERS and not raw.data:
-            raise NobodyListens(f"{subject}: nobody listens")
-        return raw
+                        await self._client.publish(
+                            subject, data, reply=inbox, headers=dict(headers) if headers else None
+                        )
+            except BaseException:
+                question.drop()
+                raise
+        return question
 
     def _answered(self, raw: Raw) -> None:
         answer = self._answers.get(raw.subject)
@@ -253,9 +253,39 @@ class _Listening:
         await self._wire.unlisten(self._subscription)
 
 
-def _give_up(answer: asyncio.Future[Raw]) -> None:
-    if not answer.done():
-        answer.set_exception(TimeoutError())
+class _Question:
+    """A `Question` among those that wait, by the inbox of its answer."""
+
+    __slots__ = ("_answer", "_inbox", "_late", "_subject", "_waiting")
+
+    def __init__(
+        self, waiting: dict[str, asyncio.Future[Raw | None]], inbox: str, subject: str, timeout: float
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        self._waiting, self._inbox, self._subject = waiting, inbox, subject
+        self._answer: asyncio.Future[Raw | None] = loop.create_future()
+        self._late = loop.call_later(timeout, self._give_up)
+        waiting[inbox] = self._answer
+
+    async def answer(self) -> Raw:
+        try:
+            raw = await self._answer
+        finally:
+            self.drop()
+        if raw is None:
+            raise Unanswered(f"{self._subject}: no answer in time")
+        if raw.status == _NO_RESPONDERS and not raw.data:
+            raise NobodyListens(f"{self._subject}: nobody listens")
+        return raw
+
+    def drop(self) -> None:
+        self._late.cancel()
+        self._waiting.pop(self._inbox, None)
+
+    def _give_up(self) -> None:
+        self.drop()
+        if not self._answer.done():
+            self._answer.set_result(None)
 
 
 def _next_server(servers: list[Server], info: dict[str, Any]) -> tuple[Server, float]:

@@ -10,6 +10,8 @@ next publish or then: every call may cost the processor, which the server that i
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, Final, cast
 
 from nats import errors as nats_errors
@@ -77,37 +79,46 @@ class PatientClient(Client):
             raise nats_errors.FlushTimeoutError from None
 
     @property
-    def flows(self) -> bool:
-        """Whether a publish goes to the socket without a wait."""
+    def _flows(self) -> bool:
+        """Whether what is sent goes to the socket without a wait."""
         writer = self._writer()
         return writer is not None and writer.transport.get_write_buffer_size() < _CONGESTED_BYTES
 
-    # nats-py calls these
-
-    async def _send_publish(
-        self, subject: str, reply: str, payload: bytes, payload_size: int, headers: dict[str, Any] | None
-    ) -> None:
-        """As nats-py does it, but for a pattern for each header."""
-        if headers is None or not all(map(_plain, headers, headers.values())):
-            await super()._send_publish(subject, reply, payload, payload_size, headers)
-            return
-        fields = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
-        block = f"NATS/1.0\r\n{fields}\r\n".encode()
-        line = f"HPUB {subject} {reply} {len(block)} {len(block) + payload_size}\r\n"
+    def post(
+        self, subject: str, data: bytes, reply: str, headers: Mapping[str, str] | None, *, soon: bool = False
+    ) -> bool:
+        """`publish` without a wait, as nats-py would write it. False when nothing was done, since the socket is behind, there is
+        none, or nats-py would refuse it: then `publish` tells. `soon`: it can go with the next publish of this turn."""
+        writer = self._writer()
+        if (
+            writer is None
+            or writer.transport.get_write_buffer_size() >= _CONGESTED_BYTES
+            or self.is_draining_pubs
+            or len(data) > self._max_payload
+            or (parts := message(subject, data, reply, headers)) is None
+        ):
+            return False
         self.stats["out_msgs"] += 1
-        self.stats["out_bytes"] += payload_size
-        await self._send_command(b"".join((line.encode(), block, payload, b"\r\n")))
-        if self._flush_queue is not None and self._flush_queue.empty():
-            await self._flush_pending()
+        self.stats["out_bytes"] += len(data)
+        self._pending.append(parts)
+        self._pending_data_size += len(parts)
+        self._pass_on(soon=soon)
+        return True
 
-    async def _flush_pending(self, force_flush: bool = False) -> Any:
-        if force_flush or not self.flows:
-            return await super()._flush_pending(force_flush)
+    def _pass_on(self, *, soon: bool) -> None:
+        """What is pending to the socket: at once if it is the turn's first and need not wait, else at the turn's end."""
         if self._turn is None:
             self._turn = asyncio.get_running_loop().call_soon(self._end_turn)
-        if not (self._written or self._lazy):
+        if not (self._written or soon):
             self._written = True
             self._write()
+
+    # nats-py calls these
+
+    async def _flush_pending(self, force_flush: bool = False) -> Any:
+        if force_flush or not self._flows:
+            return await super()._flush_pending(force_flush)
+        self._pass_on(soon=self._lazy)
         return None
 
     def _end_turn(self) -> None:
@@ -119,7 +130,7 @@ class PatientClient(Client):
         writer = self._writer()
         if writer is not None and self._pending:
             pending, self._pending, self._pending_data_size = self._pending, [], 0
-            writer.writelines(pending)
+            writer.write(pending[0] if len(pending) == 1 else b"".join(pending))
 
     def _writer(self) -> asyncio.StreamWriter | None:
         """The socket's, while there is a connection."""
@@ -142,8 +153,23 @@ class PatientClient(Client):
             await self._process_op_err(nats_errors.UnexpectedEOF())
 
 
-def _plain(name: str, value: str) -> bool:
-    """Whether a header goes over the wire as it stands."""
-    return (
-        name.isascii() and name.replace("-", "").isalnum() and value.isprintable() and value == value.strip()
-    )
+def message(subject: str, data: bytes, reply: str, headers: Mapping[str, str] | None) -> bytes | None:
+    """A publish as it goes over the wire, byte for byte nats-py's, without its patterns; None for what only those can judge."""
+    if not (subject.isprintable() and reply.isprintable()) or " " in subject or " " in reply or not subject:
+        return None
+    if not headers:
+        return b"".join((f"PUB {subject} {reply} {len(data)}\r\n".encode(), data, b"\r\n"))
+    fields = []
+    for name, value in headers.items():
+        if not (_is_word(name) and value.isprintable() and value == value.strip()):
+            return None
+        fields.append(f"{name}: {value}\r\n")
+    block = f"NATS/1.0\r\n{''.join(fields)}\r\n".encode()
+    line = f"HPUB {subject} {reply} {len(block)} {len(block) + len(data)}\r\n"
+    return b"".join((line.encode(), block, data, b"\r\n"))
+
+
+@lru_cache(256)
+def _is_word(name: str) -> bool:
+    """Whether a header's name goes over the wire as it stands. There are few."""
+    return name.isascii() and name.replace("-", "").isalnum()

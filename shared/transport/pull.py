@@ -9,17 +9,19 @@ restarted is orphaned; it is sent again at the reconnect and when the server's i
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
+
+import msgspec
 
 from shared.clock import SYSTEM, Clock
 from shared.errors import BurstlineError, Unavailable
 from shared.protocol.subjects import ConsumerSpec
 from shared.transport import jetstream
 from shared.transport.base import Delivery, Received
+from shared.transport.fields import clean
 from shared.transport.wire import Closer, Raw, Wire
 
 _log = logging.getLogger(__name__)
@@ -178,7 +180,7 @@ async def send_pull(
     if spec.group is not None:
         request = {**request, "group": spec.group, "priority": priority}
     subject = f"$JS.API.CONSUMER.MSG.NEXT.{spec.stream}.{spec.durable}"
-    await wire.send(subject, json.dumps(request).encode(), reply=reply)
+    await wire.send(subject, msgspec.json.encode(request), reply=reply)
 
 
 def consumer_of(reply: str) -> str:
@@ -198,7 +200,7 @@ class WireDelivery:
         count, sequence = tokens[4:6] if len(tokens) < 11 else tokens[6:8]
         self._count = int(count)
         self._message = Received(
-            subject=raw.subject, data=raw.data, headers=jetstream.clean(raw.headers), sequence=int(sequence)
+            subject=raw.subject, data=raw.data, headers=clean(raw.headers), sequence=int(sequence)
         )
 
     @property

@@ -12,6 +12,7 @@ import msgspec
 
 from shared.errors import Unavailable
 from shared.transport.base import Headers
+from shared.transport.fields import Fields
 
 _PREAMBLE_BYTES = len(b"NATS/1.0\r\n") + len(b"\r\n")
 _FIELD_BYTES = len(b": ") + len(b"\r\n")
@@ -36,7 +37,10 @@ class Raw(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def status(self) -> str:
         """The status code of a server's message, "" for a message of somebody else."""
-        return self.headers.get("Status", "")
+        headers = self.headers
+        if isinstance(headers, Fields) and not headers.has_status:
+            return ""
+        return headers.get("Status", "")
 
 
 class Wire(Protocol):
@@ -70,6 +74,12 @@ class Wire(Protocol):
     async def ask(self, subject: str, data: bytes, *, timeout: float, headers: Headers | None = None) -> Raw:
         """One question, one answer. Raises Unanswered or NobodyListens."""
 
+    async def pose(
+        self, subject: str, data: bytes, *, timeout: float, headers: Headers | None = None, soon: bool = False
+    ) -> Question:
+        """`ask` in two: when this returns it is asked, and the answer is waited for later. `soon`: it can go with what is sent
+        next in this turn. Raises what `ask` raises."""
+
     async def listen(self, subject: str, receive: Callable[[Raw], None], *, queue: str = "") -> Closer:
         """Hand every message on `subject` to `receive`, in order and without a pause between reading and that: it must
         not block, and what it keeps it bounds. The server has the subscription before whatever is sent after this."""
@@ -79,6 +89,16 @@ class Wire(Protocol):
 
     def on_lost(self, callback: Callable[[], None]) -> None:
         """Call it when the connection has ended for good without our `close`."""
+
+
+class Question(Protocol):
+    """What `pose` asked."""
+
+    async def answer(self) -> Raw:
+        """The answer. Once. Raises Unanswered, when the time since the question is over, or NobodyListens."""
+
+    def drop(self) -> None:
+        """Nobody waits for it. Idempotent."""
 
 
 class Closer(Protocol):
@@ -117,3 +137,11 @@ def message_bytes(data: bytes, headers: Headers | None) -> int:
         return len(data)
     fields = sum(len(name.encode()) + len(value.encode()) + _FIELD_BYTES for name, value in headers.items())
     return _PREAMBLE_BYTES + fields + len(data)
+
+
+def fits(data: bytes, headers: Headers | None, limit: int) -> bool:
+    """Whether a message is under a limit without a doubt: every character counted as the longest there is."""
+    if not headers:
+        return len(data) <= limit
+    characters = sum(map(len, headers)) + sum(map(len, headers.values()))
+    return _PREAMBLE_BYTES + len(data) + len(headers) * _FIELD_BYTES + 4 * characters <= limit

@@ -33,6 +33,26 @@ async def test_append_stores_and_reads_back(world: World) -> None:
     )
 
 
+async def test_a_look_goes_before_what_is_sent_after_it_and_is_answered_later(world: World) -> None:
+    spec = world.stream()
+    await world.transport.ensure_stream(spec)
+    nothing = await world.transport.look(spec.name, world.subject("a"))
+    assert await nothing.found() is None
+    await world.transport.append(world.subject("a"), b"1", headers={"h": "v"})
+    looking = await world.transport.look(spec.name, world.subject("a"))
+    dropped = await world.transport.look(spec.name, world.subject("a"))
+    await world.transport.append(world.subject("b"), b"2")
+    assert await looking.found() == await world.transport.last(spec.name, world.subject("a"))
+    dropped.drop()
+    dropped.drop()
+    looking.drop()
+
+
+async def test_a_look_into_no_stream_fails(world: World) -> None:
+    with pytest.raises(Unavailable):
+        await (await world.transport.look("T_NOWHERE", world.subject())).found()
+
+
 async def test_reading_what_is_not_there(world: World) -> None:
     spec = world.stream()
     await world.transport.ensure_stream(spec)

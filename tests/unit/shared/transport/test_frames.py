@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from nats.errors import ProtocolError
 from nats.protocol.parser import Parser
 
-from shared.transport.frames import Splitter, parse_headers
+from shared.transport.fields import parse_headers
+from shared.transport.frames import Splitter
 from shared.transport.wire import Raw
 
 OURS, FOREIGN = 7, 8
