@@ -9,12 +9,39 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
+from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.sdk.trace.id_generator import IdGenerator, RandomIdGenerator
 from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Status, StatusCode, TraceFlags, Tracer
 from opentelemetry.util.types import AttributeValue
 
 from shared.clock import SYSTEM
+
+Parent = Span | SpanContext | Context | None
+
+
+def context_of(parent: Parent) -> Context:
+    """`parent` as an OpenTelemetry context. None is the empty one: what runs in the task by chance is no parent."""
+    match parent:
+        case None:
+            return Context()
+        case Span():
+            return trace.set_span_in_context(parent, Context())
+        case SpanContext():
+            return trace.set_span_in_context(trace.NonRecordingSpan(parent), Context())
+        case _:
+            return parent
+
+
+def span_context(parent: Parent) -> SpanContext | None:
+    """Who `parent` is."""
+    match parent:
+        case None | SpanContext():
+            return parent
+        case Span():
+            return parent.get_span_context()
+        case _:
+            return trace.get_current_span(parent).get_span_context()
 
 
 class Ids(IdGenerator):
@@ -64,7 +91,7 @@ class LateSpan(Span):
         tracer: Tracer,
         ids: Ids,
         name: str,
-        parent: Context,
+        parent: Parent,
         context: SpanContext,
         *,
         kind: SpanKind,
@@ -143,7 +170,7 @@ class LateSpan(Span):
         try:
             span = self._tracer.start_span(
                 self._name,
-                context=self._parent,
+                context=context_of(self._parent),
                 kind=self._kind,
                 attributes=self._attributes,
                 links=self._links,

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 from opentelemetry import trace
 from opentelemetry.context import Context
@@ -30,11 +30,11 @@ from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector,
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from shared import logs
+from shared import logs, spans
 from shared.clock import SYSTEM
 from shared.config import CommonSettings
 from shared.errors import BurstlineError
-from shared.spans import Ids, LateSpan
+from shared.spans import Ids, LateSpan, context_of, span_context
 from shared.tracestore import StoreExporter, TraceStore
 
 _log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 TASKS: Final = "burstline_process_tasks"
 """Gauge of every process."""
 
-Parent = Span | SpanContext | Context | None
+Parent: TypeAlias = spans.Parent
 Attributes = Mapping[str, AttributeValue]
 
 TRACES_FILE: Final = "traces.db"
@@ -53,6 +53,7 @@ _EXPORT_TIMEOUT_MS: Final = 5000
 LAST_EXPORT_S: Final = 2.0
 """Of a process that ends: what the receiver has not taken by then is lost."""
 
+_TRACE: Final = "traceparent"
 _propagator: Final = TraceContextTextMapPropagator()
 
 
@@ -70,7 +71,14 @@ class Telemetry:
 
     def inject(self, parent: Parent, headers: MutableMapping[str, str]) -> None:
         """Write `parent` into message headers as W3C trace context; its sampled flag goes along (FR-121)."""
-        _propagator.inject(headers, context_of(parent))
+        context = span_context(parent)
+        if context is None or not context.is_valid:
+            return
+        if context.trace_state:
+            _propagator.inject(headers, context_of(parent))
+        else:
+            flags = f"{context.trace_flags:02x}"
+            headers[_TRACE] = f"00-{context.trace_id:032x}-{context.span_id:016x}-{flags}"
 
     def headers(self, parent: Parent) -> dict[str, str]:
         """New headers that hold `parent`."""
@@ -80,7 +88,8 @@ class Telemetry:
 
     def extract(self, headers: Mapping[str, str]) -> Context:
         """The parent that message or HTTP headers name, in any case; an empty context without one or with a bad one."""
-        return _propagator.extract({name.lower(): value for name, value in headers.items()}, Context())
+        carrier = {name.lower(): value for name, value in headers.items()}
+        return _propagator.extract(carrier, Context()) if _TRACE in carrier else Context()
 
     @contextmanager
     def span(
@@ -138,14 +147,14 @@ class Telemetry:
     ) -> Span:
         """A span that the caller ends itself, in a `finally`; OpenTelemetry is told of it then (`LateSpan`). One of a trace
         that is not sampled has ids and records nothing."""
-        context = self.ids.child_of(_span_context(parent), self._sampled)
+        context = self.ids.child_of(span_context(parent), self._sampled)
         if not context.trace_flags.sampled:
             return trace.NonRecordingSpan(context)
         return LateSpan(
             self.tracer,
             self.ids,
             name,
-            context_of(parent),
+            parent,
             context,
             kind=kind,
             attributes=attributes,
@@ -154,6 +163,8 @@ class Telemetry:
         )
 
     def _sampled(self, trace_id: int) -> bool:
+        if self.root_sampler.rate >= 1:
+            return True
         return self.root_sampler.should_sample(None, trace_id, "").decision is Decision.RECORD_AND_SAMPLE
 
     def record(
@@ -200,33 +211,10 @@ def attached(span: Span) -> Iterator[None]:
         yield
 
 
-def context_of(parent: Parent) -> Context:
-    """`parent` as an OpenTelemetry context. None is the empty one: what runs in the task by chance is no parent."""
-    match parent:
-        case None:
-            return Context()
-        case Span():
-            return trace.set_span_in_context(parent, Context())
-        case SpanContext():
-            return trace.set_span_in_context(trace.NonRecordingSpan(parent), Context())
-        case _:
-            return parent
-
-
-def _span_context(parent: Parent) -> SpanContext | None:
-    match parent:
-        case None | SpanContext():
-            return parent
-        case Span():
-            return parent.get_span_context()
-        case _:
-            return trace.get_current_span(parent).get_span_context()
-
-
 def trace_id(parent: Parent) -> str:
     """The trace id as 32 hex digits, "" when there is none."""
-    context = trace.get_current_span(context_of(parent)).get_span_context()
-    return format(context.trace_id, "032x") if context.is_valid else ""
+    context = span_context(parent)
+    return format(context.trace_id, "032x") if context is not None and context.is_valid else ""
 
 
 def fail(span: Span, error: BaseException) -> None:
