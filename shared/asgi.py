@@ -198,6 +198,7 @@ async def serve(
         log_config=None,
         access_log=False,
         server_header=False,
+        proxy_headers=False,
         timeout_graceful_shutdown=max(1, round(drain_s)),
         **{"lifespan": "off", "ws": "none", **options},
     )

@@ -9,6 +9,7 @@ from http import HTTPStatus
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
+from starlette.types import ASGIApp
 
 from services.gateway import faults
 from services.gateway.config import GatewaySettings
@@ -30,16 +31,16 @@ _LAST_WORDS_S = 2.0
 """What streams that did not end in time get to say so."""
 
 
-def create_app(gateway: Gateway) -> Application:
-    """The application around `gateway`, which must be `running` while it serves."""
+def create_app(gateway: Gateway) -> ASGIApp:
+    """The application around `gateway`, which must be `running` while it serves. Generations pass by the framework."""
     app = Application(title="Burstline", redirect_slashes=False)
-    for group in (completions, streams, models, health):
+    app.include_router(completions.router())
+    for group in (streams, models, health):
         app.include_router(group.router(gateway))
     app.add_exception_handler(BurstlineError, _refuse)
     app.add_exception_handler(HTTPException, _http_error)
-    app.add_middleware(completions.Generations, gateway=gateway, refuse=_refuse)
-    app.add_middleware(Surround, telemetry=gateway.telemetry, metrics=gateway.metrics, clock=gateway.clock)
-    return app
+    generations = completions.Generations(app, gateway=gateway, refuse=_refuse)
+    return Surround(generations, telemetry=gateway.telemetry, metrics=gateway.metrics, clock=gateway.clock)
 
 
 async def _refuse(request: Request, error: Exception) -> JSONResponse:

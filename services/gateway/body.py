@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import Final, NoReturn
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive
 
 from shared.errors import ClientError, InvalidRequest, PayloadTooLarge
 
@@ -55,7 +56,7 @@ class BodyLimits:
 
 
 async def read_json_object(
-    request: Request, headers: Mapping[str, str], limits: BodyLimits
+    receive: Receive, headers: Mapping[str, str], limits: BodyLimits
 ) -> dict[str, object]:
     """The request's body as a JSON object; `headers` are the request's, in lower case, as the middleware decoded them once.
 
@@ -66,7 +67,7 @@ async def read_json_object(
     _check_headers(headers, limits.size)
     try:
         async with asyncio.timeout(limits.time_s):
-            data = await _read(request, limits.size)
+            data = await _read(receive, limits.size)
     except TimeoutError as error:
         raise BodyTimeout(f"the body did not arrive within {limits.time_s:g} s") from error
     if len(data) > _THREAD_BYTES:
@@ -86,10 +87,14 @@ def _check_headers(headers: Mapping[str, str], max_bytes: int) -> None:
         raise _too_large(max_bytes)
 
 
-async def _read(request: Request, max_bytes: int) -> bytes:
+async def _read(receive: Receive, max_bytes: int) -> bytes:
     chunks: list[bytes] = []
-    size = 0
-    async for chunk in request.stream():
+    size, more = 0, True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        chunk, more = message.get("body", b""), message.get("more_body", False)
         size += len(chunk)
         if size > max_bytes:
             raise _too_large(max_bytes)

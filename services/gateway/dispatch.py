@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from typing import Final
 
 from services.gateway.config import GatewaySettings
@@ -101,22 +101,27 @@ class Dispatcher:
     async def _reading(
         self, request: GenerateRequest, keyed: Owner | None, *, running: bool
     ) -> AsyncIterator[TokenReader]:
-        async with AsyncExitStack() as stack:
-            reader = await TokenReader.open(
-                self._transport,
-                request,
-                self.clock,
-                quiet_s=self.settings.quiet_s,
-                stuck_s=self.settings.journal_stuck_s,
-                running=running,
-            )
-            stack.push_async_callback(reader.close)
-            if keyed is not None:
+        reader = await TokenReader.open(
+            self._transport,
+            request,
+            self.clock,
+            quiet_s=self.settings.quiet_s,
+            stuck_s=self.settings.journal_stuck_s,
+            running=running,
+        )
+        self._readers.add(reader)
+        try:
+            if keyed is None:
+                yield reader
+            else:
                 present = await announce(self._transport, request.request_id)
-                stack.push_async_callback(present.close)
-            self._readers.add(reader)
-            stack.callback(self._readers.discard, reader)
-            yield reader
+                try:
+                    yield reader
+                finally:
+                    await present.close()
+        finally:
+            self._readers.discard(reader)
+            await reader.close()
 
     async def enqueue(self, request: GenerateRequest, subject: str, headers: dict[str, str]) -> None:
         """Append a request, once: the server drops a repetition by its id. Raises what `open` does."""

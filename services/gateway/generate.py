@@ -10,8 +10,6 @@ from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass
 from typing import Final
 
-from starlette.requests import Request
-from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from services.gateway import faults
@@ -57,19 +55,18 @@ def parts_of(fields: GenerationFields) -> Sequence[GenerationFields]:
     return fields.parts() if isinstance(fields, CompletionRequest) else [fields]
 
 
-class GenerationResponse(Response):
-    """Does all the work when it is called, because only then can it watch the caller's connection."""
+class Generate:
+    """Generations of one endpoint. Each is an ASGI call of its own, because only that can watch the caller's connection."""
 
-    def __init__(self, gateway: Gateway, request: Request, schema: type[GenerationFields]) -> None:
-        super().__init__()
+    def __init__(self, gateway: Gateway, schema: type[GenerationFields]) -> None:
         self._gateway: Final = gateway
-        self._request: Final = request
         self._schema: Final = schema
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Raises the errors of a request of which nothing was told yet, and CallerGone."""
         gateway, context = self._gateway, context_of(scope)
         try:
-            validated = await self._validate(context)
+            validated = await self._validate(context, scope["path"], receive)
         except ClientDisconnect:
             raise CallerGone from None
         run = _Run(gateway, context, validated)
@@ -91,16 +88,16 @@ class GenerationResponse(Response):
                 gateway.metrics.refused.labels(error.code).inc()
             raise
 
-    async def _validate(self, context: RequestContext) -> Validated:
+    async def _validate(self, context: RequestContext, path: str, receive: Receive) -> Validated:
         gateway, settings = self._gateway, self._gateway.settings
         authorization = context.headers.get("authorization")
         identity = await gateway.authenticator.identify(authorization, context.span)
         context.span.set_attribute("burstline.tenant", identity.tenant)
-        body = await read_json_object(self._request, context.headers, settings.body_limits())
+        body = await read_json_object(receive, context.headers, settings.body_limits())
         fields = faults.validate(self._schema, body)
         model = gateway.model(fields.model, identity)
         check_limits(fields, model, settings)
-        key = key_of(context.headers.get("idempotency-key"), self._request.scope["path"], body)
+        key = key_of(context.headers.get("idempotency-key"), path, body)
         if key is not None and len(parts_of(fields)) > 1:
             raise InvalidRequest(
                 "an Idempotency-Key stands for one request: give one prompt", param="Idempotency-Key"

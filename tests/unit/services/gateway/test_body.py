@@ -48,7 +48,7 @@ def chunked(*chunks: bytes, hang: bool = False) -> Request:
 
 
 async def read(request: Request) -> dict[str, object]:
-    return await read_json_object(request, dict(request.headers), LIMITS)
+    return await read_json_object(request.receive, dict(request.headers), LIMITS)
 
 
 async def test_fr_60_the_read_stops_at_the_limit() -> None:
