@@ -18,6 +18,7 @@ from services.gpu_worker.intake import Intake
 from services.gpu_worker.item import WorkItem
 from services.gpu_worker.journal import Journal, JournalState
 from services.gpu_worker.lease import HitLease
+from services.gpu_worker.meanwhile import Meanwhile
 from services.gpu_worker.relay import Relay
 from shared.protocol import chain
 from shared.protocol.messages import GenerateRequest
@@ -81,18 +82,20 @@ class Claimant:
         """Journal the claim. What the engine is to do then. Raises what `Journal.append` raises."""
         keys = chain.chain(self._root, tokens)
         cached = await self._find_hit(tokens, keys)
-        await relay.claim(
-            claim.started(
-                self._request.request_id,
-                relay.attempt,
-                state,
-                worker_id=self._core.identity.worker_id,
-                fingerprint=self._core.identity.fingerprint,
-                cached_tokens=cached,
-                at_ns=self._core.clock.wall_ns(),
-            ),
-            delivery=self._item.deliveries,
+        started = claim.started(
+            self._request.request_id,
+            relay.attempt,
+            state,
+            worker_id=self._core.identity.worker_id,
+            fingerprint=self._core.identity.fingerprint,
+            cached_tokens=cached,
+            at_ns=self._core.clock.wall_ns(),
         )
+        choices = Meanwhile(lambda: self._choices(state, tokens, keys))
+        await relay.claim(started, delivery=self._item.deliveries)
+        return choices.result()
+
+    def _choices(self, state: JournalState, tokens: Tokens, keys: tuple[bytes, ...]) -> Choices:
         return engine_requests(
             self._request,
             engine_id=self._engine_id,

@@ -117,9 +117,13 @@ class Intake:
         self._wake.set()
 
     def trace(self) -> None:
-        """Tell the spans of what came since the last time: when the tokens that came are on their way."""
+        """Tell the spans and figures of what came since the last time: when the tokens that came are on their way."""
         events, self._untraced = self._untraced, []
+        metrics = self._core.metrics
         for event in events:
+            if isinstance(event, Burst):
+                metrics.tokens.inc(len(event.tokens))
+                metrics.drafts.verified(event)
             spans.record(self._core.telemetry, self._span, event)
 
     def alive(self, limit_s: float) -> bool:
@@ -130,9 +134,6 @@ class Intake:
         return (self._core.clock.monotonic_ns() - self._progress_ns) / 1e9 < limit_s
 
     def _burst(self, event: Burst) -> None:
-        metrics = self._core.metrics
-        metrics.tokens.inc(len(event.tokens))
-        metrics.drafts.verified(event)
         if self.fault is not None or event.choice in self.outcome.cuts:
             return  # nobody reads a cancelled choice; its usage is told by the engine's end
         logprobs = None if event.logprobs is None else logprobs_of(event.logprobs)
