@@ -14,6 +14,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coro
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
+from shared.memory import in_huge_pages
+
 _log = logging.getLogger(__name__)
 
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
@@ -212,8 +214,10 @@ class Supervisor:
 
 
 def keep_what_is_loaded() -> None:
-    """Let the garbage collector pass over what is in memory now, for good: modules, models, tables. Called once, when a
-    process is ready to work; a full collection of it all would hold every request for tens of milliseconds."""
+    """Let the garbage collector pass over what is in memory now, for good: modules, models, tables; and lay it in huge pages.
+    Called once, when a process is ready to work; a full collection of it all would hold every request for tens of
+    milliseconds."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(_YOUNG, *gc.get_threshold()[1:])
+    in_huge_pages()

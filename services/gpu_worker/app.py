@@ -112,7 +112,6 @@ def _build(settings: WorkerSettings) -> EngineApi:
     for line in engine.memory.lines() if engine.memory else ():
         log.info("memory: %s", line)
     engine.runner.prepare(settings.speculation_k, log.info)
-    keep_what_is_loaded()  # all of torch: 0.1 s of a full collection, in the midst of a burst
     return engine
 
 
@@ -184,4 +183,5 @@ async def _work(
     worker = Worker(core)
     readiness.worker = worker
     log.info("worker %s serves %s (%s)", settings.worker_id, settings.model_name, engine.fingerprint[:16])
+    keep_what_is_loaded()  # all of torch: 0.1 s of a full collection, in the midst of a burst
     await worker.run(drain)
