@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import secrets
 import signal
 import sys
@@ -138,6 +139,7 @@ class NatsServer:
             arguments=(str(binary()), "-c", str(configuration)),
             marker=str(configuration),
             death_signal=signal.SIGTERM,
+            environment={"GOMAXPROCS": str(_processors()), **os.environ},
         )
         began = self.log.stat().st_size if self.log.exists() else 0
         child = self._child = spawn(command, run_folder=self._run, log=self.log)
@@ -175,3 +177,9 @@ class NatsServer:
             },
         }
         return json.dumps(values, indent=2)  # JSON is a subset of the server's configuration language
+
+
+def _processors() -> int:
+    """How many the server runs on at once: an eighth of the machine's. It shares them with those whom it serves, and on few its
+    threads, which hand each message on to one another, wait for them and they for it."""
+    return max(1, (os.cpu_count() or 1) // 8)
