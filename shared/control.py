@@ -13,8 +13,9 @@ from typing import Any, Final
 
 THINK: Final = frozenset({"<think>", "</think>"})
 """The marks of a thinking block."""
+BEGIN_CALL: Final = "<tool_call>"
 END_CALL: Final = "</tool_call>"
-TOOLS: Final = frozenset({"<tool_call>", END_CALL})
+TOOLS: Final = frozenset({BEGIN_CALL, END_CALL})
 """Those of a tool call."""
 
 Added = list[Mapping[str, Any]]

@@ -10,12 +10,13 @@ from __future__ import annotations
 import json
 import re
 import threading
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from shared.control import split_added
+from shared.control import BEGIN_CALL, END_CALL, split_added
 from shared.errors import InvalidRequest
 from shared.panics import is_panic
 
@@ -31,6 +32,11 @@ LIMITS: Final = LLParserLimits(
 )
 """Counts and no seconds, so that a grammar is refused on every machine or on none."""
 
+SPACES: Final[Mapping[str, Any]] = {"whitespace_flexible": True, "whitespace_pattern": "( |\\n[ \\t]{0,16})"}
+"""Between the parts of a JSON value: a space, or a new line and its indentation. Without a bound a model that only adds space
+fills its budget with it."""
+BREAK: Final = "BREAK: /\\n{0,4}/"
+"""A rule: what may stand between two calls, and after a thinking block."""
 _BRACKETS: Final = re.compile(r"<.*>", re.DOTALL)
 """What the library takes for a control token by its look. A piece of text that looks so, as Gemma's <b>, is one to it where it is
 no added token; it is spelled in letters then where a grammar forces that text, and free elsewhere."""
@@ -94,6 +100,33 @@ class FolderTokens:
                 except GrammarRefused as error:
                     self._found = error.message
             return self._found
+
+
+def token(number: int) -> str:
+    """A control token, which no text is taken for."""
+    return f"<[{number}]>"
+
+
+def json_value(schema: Mapping[str, Any], *, spaces: Mapping[str, Any] = SPACES) -> str:
+    """A JSON value of a schema, whatever the schema says of spaces itself."""
+    return "%json " + json.dumps({**schema, "x-guidance": spaces})
+
+
+def call_rules(
+    number: int,
+    name: str,
+    arguments: Mapping[str, Any],
+    marks: Mapping[str, int],
+    *,
+    spaces: Mapping[str, Any] = SPACES,
+) -> list[str]:
+    """Rules of `call<number>`, a call of the tool `name` as the models' templates write one; `marks` = ids of control tokens."""
+    head = json.dumps('\n{"name": ' + json.dumps(name) + ', "arguments": ')
+    begin, end = token(marks[BEGIN_CALL]), token(marks[END_CALL])
+    return [
+        f'call{number}: {begin} {head} arguments{number} "}}\\n" {end}',
+        f"arguments{number}: {json_value(arguments, spaces=spaces)}",
+    ]
 
 
 def compile_grammar(source: str, tokens: LLTokenizer) -> LLMatcher:

@@ -21,11 +21,8 @@ from services.gateway.model import ServedModel
 from services.gateway.schemas.chat import ChatRequest, NamedChoice
 from services.gateway.schemas.fields import GenerationFields, JsonSchemaFormat
 from shared.errors import InvalidRequest
-from shared.grammar import GrammarRefused, compile_grammar
+from shared.grammar import BREAK, GrammarRefused, call_rules, compile_grammar, json_value, token
 
-_SPACE: Final = {"whitespace_flexible": True, "whitespace_pattern": "( |\\n[ \\t]{0,16})"}
-"""Between the parts of a JSON value: a space, or a new line and its indentation. Without a bound a model that only adds space
-fills its budget with it."""
 _ANY_OBJECT: Final[Mapping[str, Any]] = {"type": "object"}
 _NO_ARGUMENTS: Final[Mapping[str, Any]] = {"type": "object", "properties": {}, "additionalProperties": False}
 
@@ -105,17 +102,13 @@ def check_wanted(fields: GenerationFields, model: ServedModel) -> None:
 def source_of(want: Wanted, model: ServedModel, prompt: Sequence[int]) -> str:
     """The grammar of what is wanted after `prompt`."""
     ids = model.vocabulary.control.ids
-    rules = ["TEXT: /(.|\\n)*/", "BREAK: /\\n{0,4}/"]
+    rules = ["TEXT: /(.|\\n)*/", BREAK]
     if want.answer is not None:
-        rules.append(f"body: {_json(want.answer[1])}")
+        rules.append(f"body: {json_value(want.answer[1])}")
     if want.calls:
         rules.append("call: " + " | ".join(f"call{place}" for place in range(len(want.calls))))
     for place, (_, name, schema) in enumerate(want.calls):
-        head = json.dumps('\n{"name": ' + json.dumps(name) + ', "arguments": ')
-        rules.append(
-            f'call{place}: <[{ids["<tool_call>"]}]> {head} arguments{place} "}}\\n" <[{ids["</tool_call>"]}]>'
-        )
-        rules.append(f"arguments{place}: {_json(schema)}")
+        rules += call_rules(place, name, schema, ids)
     return "\n".join([f"start: {_thinking(model, prompt)}{_top(want)}", *rules, ""])
 
 
@@ -136,13 +129,9 @@ def _thinking(model: ServedModel, prompt: Sequence[int]) -> str:
     begin, end = ids["<think>"], ids["</think>"]
     last = next((token for token in reversed(prompt[-32:]) if token in (begin, end)), None)
     if last == begin:
-        return f"TEXT <[{end}]> BREAK "
+        return f"TEXT {token(end)} BREAK "
     thinks = model.template is not None and model.template.thinks
-    return f"(<[{begin}]> TEXT <[{end}]> BREAK)? " if last is None and thinks else ""
-
-
-def _json(schema: Mapping[str, Any]) -> str:
-    return "%json " + json.dumps({**schema, "x-guidance": _SPACE})
+    return f"({token(begin)} TEXT {token(end)} BREAK)? " if last is None and thinks else ""
 
 
 class GrammarMaker:
@@ -165,7 +154,7 @@ class GrammarMaker:
             tokens = model.grammar_tokens.get()
         for param, schema in schemas:
             with _refused_at(param):
-                compile_grammar(f"start: {_json(schema)}", tokens)
+                compile_grammar(f"start: {json_value(schema)}", tokens)
         source = source_of(want, model, prompt)
         with _refused_at(first):
             compile_grammar(source, tokens)

@@ -8,7 +8,6 @@ compared with the same request alone, cold and without a drafter, and that one w
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -33,7 +32,8 @@ from services.prove.script import Script
 from services.prove.small import ALONE, drafting, pools
 from services.prove.trial import Trial
 from shared.config import POCKET
-from shared.grammar import compile_grammar, read_tokens
+from shared.control import BEGIN_CALL, END_CALL
+from shared.grammar import BREAK, call_rules, compile_grammar, json_value, read_tokens
 from shared.protocol.chain import chain
 
 ROOT: Final = b"\x55" * 32
@@ -43,9 +43,10 @@ SAID: Final = 64
 MODELS: Final = ("tiny", "pocket", "window", "latent")
 QUICK: Final = (("tiny", "mtp K=3"), ("tiny", "n-gram K=7"))
 """(model, drafter) of a short run."""
+NO_SPACES: Final = {"whitespace_flexible": False}
+"""Random weights would fill their budget with them."""
 SCHEMA: Final[dict[str, Any]] = {
     "type": "object",
-    "x-guidance": {"whitespace_flexible": False},  # random weights would fill their budget with it
     "properties": {
         "title": {"type": "string", "maxLength": 6},
         "steps": {"type": "array", "items": {"enum": ["plan", "act", 7]}, "minItems": 1, "maxItems": 2},
@@ -56,7 +57,6 @@ SCHEMA: Final[dict[str, Any]] = {
 }
 ARGUMENTS: Final[dict[str, Any]] = {
     "type": "object",
-    "x-guidance": {"whitespace_flexible": False},
     "properties": {
         "value": {"type": "integer", "minimum": 0, "maximum": 99},
         "unit": {"enum": ["km", "miles"]},
@@ -111,12 +111,10 @@ def _id(text: str) -> int:
 def source(what: str) -> str:
     """The grammar, as a gateway writes it."""
     if what == "value":
-        return f"start: %json {json.dumps(SCHEMA)}"
-    head = json.dumps('\n{"name": "convert", "arguments": ')
-    return (
-        f"start: call (BREAK call)*\nBREAK: /\\n{{0,4}}/\narguments: %json {json.dumps(ARGUMENTS)}\n"
-        f'call: <[{_id("<tool_call>")}]> {head} arguments "}}\\n" <[{_id("</tool_call>")}]>\n'
-    )
+        return f"start: {json_value(SCHEMA, spaces=NO_SPACES)}"
+    marks = {mark: _id(mark) for mark in (BEGIN_CALL, END_CALL)}
+    rules = call_rules(0, "convert", ARGUMENTS, marks, spaces=NO_SPACES)
+    return "\n".join(["start: call0 (BREAK call0)*", BREAK, *rules, ""])
 
 
 @cache
