@@ -53,7 +53,6 @@ PRIORITIES: Final[tuple[Priority, ...]] = ("high", "normal", "low")
 BROKER_QUEUE: Final = "broker"
 READERS_QUEUE: Final = "readers"
 HEARTBEATS: Final = "hb.*"
-BROKER_CALLS: Final = "brk.v1.*"
 
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{1,64}")
 

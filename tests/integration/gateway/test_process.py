@@ -16,6 +16,7 @@ import pytest
 from shared.asgi import bind
 from shared.protocol import codec, subjects
 from shared.transport.nats import NatsTransport, connect
+from tests.subjects import BROKER_CALLS
 from tests.unit.services.gateway.line import HEADERS, FakeBroker, FakeWorker, Work, ids
 from tests.waiting import until
 
@@ -62,7 +63,7 @@ async def line(nats_url: str) -> AsyncIterator[tuple[FakeBroker, FakeWorker]]:
     broker, worker = FakeBroker(), FakeWorker(transport)
     for spec in subjects.STREAMS:
         await transport.ensure_stream(spec)
-    await transport.serve(subjects.BROKER_CALLS, subjects.BROKER_QUEUE, broker.answer, concurrency=8)
+    await transport.serve(BROKER_CALLS, subjects.BROKER_QUEUE, broker.answer, concurrency=8)
 
     async def beat() -> None:
         while True:

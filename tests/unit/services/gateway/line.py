@@ -54,6 +54,7 @@ from shared.protocol.subjects import ConsumerSpec
 from shared.telemetry import build
 from shared.transport.base import Delivery, Received, Transport
 from shared.transport.memory import MemoryServer, MemoryTransport
+from tests.subjects import BROKER_CALLS
 
 KEY = "bl_test-key"
 OTHER_KEY = "bl_other-key"
@@ -422,7 +423,7 @@ async def running_line(**settings: Any) -> AsyncIterator[Line]:
             transport=transport, base_url="http://gateway", headers=HEADERS, timeout=30
         ) as client,
     ):
-        await side.serve(subjects.BROKER_CALLS, subjects.BROKER_QUEUE, broker.answer, concurrency=64)
+        await side.serve(BROKER_CALLS, subjects.BROKER_QUEUE, broker.answer, concurrency=64)
         gateway.fleet.note(worker.heartbeat())
         task = asyncio.create_task(worker.run())
         try:

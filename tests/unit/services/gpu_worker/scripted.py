@@ -46,8 +46,9 @@ from shared.protocol.messages import (
     Withdraw,
     WithdrawReply,
 )
-from shared.protocol.subjects import BROKER_CALLS, BROKER_QUEUE
+from shared.protocol.subjects import BROKER_QUEUE
 from shared.transport.base import Received, Subscription, Transport
+from tests.subjects import BROKER_CALLS
 
 FINGERPRINT = "f" * 64
 STATE_BYTES, ROW_BYTES = 1000, 10
