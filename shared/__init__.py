@@ -10,5 +10,6 @@ Knows no service, no device and no database; imports neither `services` nor `ker
     errors      the tree               evidence    what `--json` writes        clock   the one place that reads time
     outage      a fault that goes on, told once            storing     does a stream take what is written
     grammar     what an answer may have to follow, and the vocabulary that it is walked over
+    memory      what is loaded, in huge pages
     control     which tokens mark a place, and which are text                  panics  of libraries in Rust
 """

@@ -7,7 +7,7 @@ queue    pull, turns           work as there is room         depth     how much 
          item                  one request's deliveries      claim     pure: what to do with a delivery; claimant makes it
 request  attempt, ways_out     one attempt, start to end     journal   what is stored of it, and the fenced writer
          submit, relay         into the engine, and out      intake    what the engine tells of it
-         grammars              what its tokens have to follow, compiled
+         grammars              what its tokens have to follow, compiled        meanwhile  work that fits into a wait
          frames, outcome       tokens to frames, the end     convert   our messages and the engine's requests
 cache    publish               captures to entries           evict     entries given back
          book                  what is held                  debts     what the broker has still to be told

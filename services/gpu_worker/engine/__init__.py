@@ -8,6 +8,7 @@ who      line, waiting          who waits, who goes in, who comes back    openin
          scheduler              pure: admissions, shares, spec gate       gain, choice   what drafters are seen to bring
          trials                 launches timed at the start
          streams                one running request                       executor   carries a plan out
+         onward                 whether the next burst may begin before this one is read
          preemption, aside      who gives way, and how                    wants      what should be free
          seats                  whose turn it is among several parties
          headroom               how many one launch may hold              accounts   totals, a picture
