@@ -151,12 +151,14 @@ class Executor:
         self, streams: Sequence[Stream], rounds: int, stop: Callable[[], bool], onward: Callable[[], bool]
     ) -> None:
         """Run up to `rounds` rounds over the streams that go on; ends early when `stop` says so. A round that is on its way
-        then stays so for the next burst, unless a stream of it will give its slot away."""
+        then stays so for the next burst, unless a stream of it will give its slot away. Where `stop` is known before a round,
+        none is launched after it: whoever comes would wait for it, and it would be for nobody."""
         for stream in streams:
             stream.session.begin_burst()
         try:
             for left in range(rounds, 0, -1):
-                if not self._round(streams, more=left > 1 or onward()) or stop():
+                more = not stop() and (left > 1 or onward())
+                if not self._round(streams, more=more) or stop():
                     return
                 self._between()
         finally:

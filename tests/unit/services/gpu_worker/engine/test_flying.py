@@ -59,6 +59,17 @@ class Always(Faults):
         self.act()
 
 
+class AtChunks(Faults):
+    """Does something at every launch of prompt rows."""
+
+    def __init__(self, act: Callable[[], None]) -> None:
+        self.act = act
+
+    def launched(self, phase: Phase, streams: Sequence[StreamKey]) -> None:
+        if phase == "prefill":
+            self.act()
+
+
 class GivesWay(Faults):
     """One stream gives way, once it has so many rows."""
 
@@ -203,6 +214,24 @@ def test_an_interrupt_ends_the_burst_and_loses_no_round(monkeypatch: pytest.Monk
     assert len(flights.flying) == 2
     ends_as_alone(driver, items)
     assert flights.landed == 0
+
+
+def test_who_comes_while_a_prompt_is_primed_waits_for_no_round_that_is_for_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """That somebody waits outside is known before the burst: nothing flies on over its end."""
+    flights = play_card(monkeypatch)
+    faults = AtChunks(lambda: driver.engine.interrupt())
+    driver, items = Driver(build(limits=LIMITS, faults=faults, prefill_chunk=64)), streams(3, max_tokens=60)
+    items.append(request(prompt(500, 9), "long", max_tokens=5))
+    fly(driver, flights, items[:2])
+    driver.submit(items[3])
+    driver.step()
+    assert not flights.flying
+    driver.submit(items[2])
+    driver.step()
+    assert flights.landed == 0
+    ends_as_alone(driver, items)
 
 
 def test_who_gives_way_between_bursts_has_nothing_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
