@@ -38,22 +38,19 @@ class Keeper:
         """Take the checkpoints that are due: one a boundary, the newest of a stream alone is kept. Those that are due a block
         later are taken with them: so many streams come to have theirs together, and bursts between follow one another
         without a pause."""
-        since = [
-            (stream, self._blocks_since(stream)) for stream in streams if self._interval and stream.going
-        ]
-        if any(blocks >= self._interval for _, blocks in since):
-            for stream, blocks in since:
-                if blocks >= max(1, self._interval - 1):
+        running = [stream for stream in streams if stream.going]
+        if self._due(running):
+            for stream in running:
+                if self._blocks_since(stream) >= max(1, self._interval - 1) and self._keeps(stream):
                     self._take(stream)
 
     def due_soon(self, streams: Iterable[Stream]) -> bool:
         """Whether a round of these streams may bring a checkpoint."""
-        rounds = [stream for stream in streams if self._interval and stream.going and stream.session.primed]
-        return any(self._blocks_since(s, more=s.session.rows_wanted) >= self._interval for s in rounds)
+        return self._due([stream for stream in streams if stream.going], a_round=True)
 
     def giving_way(self, stream: Stream) -> None:
         """The stream is about to be set aside between two bursts, whole: keep all that it has."""
-        if self._interval and self._blocks_since(stream) >= 0:
+        if self._interval and self._blocks_since(stream) >= 0 and self._keeps(stream):
             self._take(stream)
 
     def waits(self, stream: Stream) -> None:
@@ -109,6 +106,20 @@ class Keeper:
         """The stream needs nothing any more."""
         self._cache.decoded.drop(stream.checkpoint)
         stream.checkpoint = None
+
+    def _due(self, streams: Iterable[Stream], *, a_round: bool = False) -> bool:
+        """Whether a checkpoint is due of any, now or after `a_round` of as many rows as may come."""
+        return self._interval > 0 and any(
+            self._blocks_since(stream, stream.session.rows_wanted if a_round else 0) >= self._interval
+            and self._keeps(stream)
+            for stream in streams
+        )
+
+    def _keeps(self, stream: Stream) -> bool:
+        """Whether a checkpoint of the stream has a place, its last one's or one more: settling a slot for nothing costs a
+        launch a layer, and the round that flies."""
+        last = stream.checkpoint
+        return (last is not None and last.alive) or self._cache.decoded.has_place
 
     def _blocks_since(self, stream: Stream, more: int = 0) -> int:
         """Blocks of rows, and of `more` to come, since the last checkpoint or the prompt's end; negative where none can be

@@ -55,6 +55,11 @@ class DecodedStates:
     def __len__(self) -> int:
         return len(self._held)
 
+    @property
+    def has_place(self) -> bool:
+        """Whether a running stream's checkpoint would be kept now, beside all that are."""
+        return len(self._held) < self.most and self._snapshots.free > 0
+
     # -- keep and drop ------------------------------------------------------------------------------------------
 
     def keep(

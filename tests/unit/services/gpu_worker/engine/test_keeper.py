@@ -133,6 +133,22 @@ def test_r_q17_checkpoints_of_many_streams_come_to_be_taken_together() -> None:
     baseline(engine)
 
 
+def test_r_q17_no_slot_is_settled_for_a_checkpoint_that_has_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where one checkpoint can be held of three streams, the others cost no launch; the next one has the place once it is
+    free."""
+    engine = build(limits=replace(LIMITS, max_decoded=1))
+    settled: list[int] = []
+    flush = engine.runner.flush
+    monkeypatch.setattr(engine.runner, "flush", lambda slot: (settled.append(slot), flush(slot)))
+    items = [request(prompt(70, number), f"{number}", max_tokens=100 + 60 * number) for number in range(3)]
+    outcomes = Driver(engine).run(items)
+    assert engine.stats().decoded.kept == len(settled)
+    assert len(set(settled)) > 1
+    for item in items:
+        assert outcomes[item.key].tokens == cold(item.tokens, max_tokens=item.max_tokens)
+    baseline(engine)
+
+
 def test_r_q17_without_an_interval_nothing_is_kept() -> None:
     faults = WayAt([100])
     engine = build(limits=replace(LIMITS, decode_ckpt_blocks=0), faults=faults)
