@@ -190,3 +190,24 @@ def next_seat(seat: Seat, read: Read, row: WholeRow | None) -> Seat:
         by=seat.by,
         rungs=seat.rungs,
     )
+
+
+def results(flight: Flight, read: Sequence[Read]) -> list[WholeResult]:
+    """What a round decided, by seat. One operation cuts its rows apart: a slice a sequence would cost as much as all else
+    that is read."""
+    hiddens, wide = flight.hidden.unbind(0), flight.size.columns
+    taps = flight.taps.unbind(0) if flight.taps is not None else (None,) * len(read)
+    return [
+        WholeResult(
+            drafts=one.drafts,
+            picks=one.picks,
+            hidden=_verified(hidden, one, wide),
+            taps=_verified(tap, one, wide) if tap is not None else None,
+        )
+        for one, hidden, tap in zip(read, hiddens, taps, strict=True)
+    ]
+
+
+def _verified(rows: Tensor, one: Read, wide: int) -> Tensor:
+    """Of [C, ...] the columns that were verified: most often all of them."""
+    return rows if len(one.picks) == wide else rows[: len(one.picks)]

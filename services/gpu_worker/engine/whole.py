@@ -34,6 +34,7 @@ from services.gpu_worker.engine.flights import (
     WholeRow,
     known_ahead,
     next_seat,
+    results,
 )
 from services.gpu_worker.engine.graphs import bucket, buckets
 from services.gpu_worker.engine.inputs import RoundInputs
@@ -112,7 +113,7 @@ class WholeRounds:
         ]
         if more:
             self._flight = self._fly_on(flight, rows, read, ahead)
-        told = dict(zip((seat.slot for seat in flight.seats), _results(read, flight), strict=True))
+        told = dict(zip((seat.slot for seat in flight.seats), results(flight, read), strict=True))
         return [told[row.slot] for row in rows]
 
     def make_way(self, slots: Collection[int]) -> None:
@@ -279,23 +280,3 @@ class WholeRounds:
         self._begun["tail_counts"][number] = len(tokens)
         tail = self._rounds.state.tail_hidden
         tail[number, : len(tokens)] = catch_up.hiddens[spare:].to(tail.device, tail.dtype)
-
-
-def _results(read: Sequence[Read], flight: Flight) -> list[WholeResult]:
-    """By seat. One operation cuts a round's rows apart: a slice a sequence would cost as much as all else that is read."""
-    hiddens, wide = flight.hidden.unbind(0), flight.size.columns
-    taps = flight.taps.unbind(0) if flight.taps is not None else (None,) * len(read)
-    return [
-        WholeResult(
-            drafts=one.drafts,
-            picks=one.picks,
-            hidden=_verified(hidden, one, wide),
-            taps=_verified(tap, one, wide) if tap is not None else None,
-        )
-        for one, hidden, tap in zip(read, hiddens, taps, strict=True)
-    ]
-
-
-def _verified(rows: Tensor, one: Read, wide: int) -> Tensor:
-    """Of [C, ...] the columns that were verified: most often all of them."""
-    return rows if len(one.picks) == wide else rows[: len(one.picks)]
