@@ -281,20 +281,46 @@ class Play:
     def land(self, streams: list[Stream]) -> None:
         self.rounds.land()
         for stream in streams:
-            slot, held = stream.slot, self.states.position(stream.slot)
-            assert held + self.states.fold(slot) == len(stream.tokens)
-            assert self.card.folded[slot] == stream.tokens[:held], (
-                "the card folded what the host does not know of"
-            )
-            rows = range(self.states.fold(slot))
-            ring = [
-                self.card.ring[slot][(self.states.head(slot) + row) % self.states.capacity] for row in rows
-            ]
-            assert ring == stream.tokens[held:]
+            self._check(stream)
+
+    def end_burst(self, streams: list[Stream]) -> None:
+        """Whoever is over gives the slot away; what flies for the others alone flies on."""
+        self.rounds.land([stream.slot for stream in streams if stream.going])
+        flight = self.rounds._flight
+        flying = flight.slots if flight is not None else frozenset()
+        for stream in streams:
+            assert stream.going or stream.slot not in flying
+            if stream.slot not in flying:
+                self._check(stream)
+
+    def settle(self, stream: Stream) -> None:
+        """As a checkpoint does, between two bursts."""
+        slot = stream.slot
+        self.rounds.make_way([slot])
+        self._check(stream)
+        if self.states.fold(slot):
+            self.card.folded[slot] = list(stream.tokens)
+            self.states.flushed(slot)
+        self.block.settle([slot])
+        end, ring = len(stream.tokens), self.block.ring
+        for at in range(max(ring.low(slot), end - self.block.dims.tail_rows), end):
+            assert self.block._seen_at(slot, at) == stream.tokens[at], "the drafter's tail is of another past"
+
+    def _check(self, stream: Stream) -> None:
+        slot, held = stream.slot, self.states.position(stream.slot)
+        assert held + self.states.fold(slot) == len(stream.tokens)
+        assert self.card.folded[slot] == stream.tokens[:held], (
+            "the card folded what the host does not know of"
+        )
+        rows = range(self.states.fold(slot))
+        ring = [self.card.ring[slot][(self.states.head(slot) + row) % self.states.capacity] for row in rows]
+        assert ring == stream.tokens[held:]
 
 
 STEP = st.tuples(
-    st.sampled_from(["round"] * 8 + ["cancel", "width", "land", "spare", "stops", "drafter"]),
+    st.sampled_from(
+        ["round"] * 8 + ["burst", "settle", "cancel", "width", "land", "spare", "stops", "drafter"]
+    ),
     st.integers(0, SLOTS - 1),
     st.booleans(),
 )
@@ -335,6 +361,10 @@ def test_the_hosts_books_are_what_the_card_did(
                 stream.stops = MANY if more else frozenset({STOP})
             case "land":
                 play.land(streams)
+            case "burst":
+                play.end_burst(streams)
+            case "settle":
+                play.settle(stream)
             case _:
                 play.round(streams, more=more)
     play.land(streams)
