@@ -99,7 +99,7 @@ def up(
     model: Chosen = None,
 ) -> None:
     """Run the whole stack on this machine until Ctrl-C (settings: BURSTLINE_EMBEDDED_...)."""
-    sizes = load("services.embedded.stack", EVERYTHING).Sizes(
+    sizes = load("services.embedded.sizes", EVERYTHING).Sizes(
         gateways=gateways, workers=workers, brokers=brokers
     )
     raise SystemExit(load("services.embedded.up", EVERYTHING).main(sizes, model=_served(model)))

@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar
 
 from services.chaos.cases import MODEL, VOCAB
 from services.chaos.schedule import ACK_WAIT_S
-from services.embedded.stack import Sizes
+from services.embedded.sizes import Sizes
 from services.gpu_worker.engine.config import FULL, LINEAR
 from services.gpu_worker.engine.models.random import TINY, write_random_model
 from shared.config import POCKET

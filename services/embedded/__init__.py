@@ -2,6 +2,7 @@
 
     up.py          `burstline up`
     stack.py       what `burstline up`, `make demo` and the end-to-end tests start; commands.py says how each service starts
+    sizes.py       how many processes of each service
     children.py    a supervised service: start, readiness, bounded restarts (restarts.py), drain
     mending.py     a queue whose disk was full is started again when there is room
     bootstrap.py   a first tenant and its key

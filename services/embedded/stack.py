@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self
 
@@ -28,6 +27,7 @@ from services.embedded.ports import LOOPBACK, free_port, require_free
 from services.embedded.postgres import PostgresServer
 from services.embedded.process import Command, end_leftover
 from services.embedded.restarts import RestartPolicy
+from services.embedded.sizes import Sizes
 from services.embedded.waiting import Stop, never, until
 from shared.clock import SYSTEM
 from shared.config import CommonSettings
@@ -35,15 +35,6 @@ from shared.config import CommonSettings
 ROOM_BYTES: Final = 1 << 30
 STOP_ORDER: Final = ("gateway", "worker", "broker")
 KILL_WAIT_S: Final = 10.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sizes:
-    """How many processes of each service; every one at least 1."""
-
-    gateways: int = 1
-    workers: int = 1
-    brokers: int = 1
 
 
 class Stack:
@@ -61,8 +52,9 @@ class Stack:
         front: Callable[[str], str] | None = None,
         worker: Callable[..., Command] | None = None,
     ) -> None:
-        """`front`: NATS is up at this URL, what shall the services be told instead (of a proxy before it). `worker`: what starts one
-        instead of `commands.worker`. `report` gets progress lines; `stop` yes = give up starting; `hurry` yes = do not wait for drains.
+        """`front`: NATS is up at this URL, what shall the services be told instead (of a proxy before it). `worker`: what
+        starts one instead of `commands.worker`. `report` gets progress lines; `stop` yes = give up starting; `hurry` yes =
+        do not wait for drains.
 
         A NATS or database URL that was set in the environment replaces the embedded server.
         """
@@ -97,12 +89,7 @@ class Stack:
 
     def names(self, service: str) -> tuple[str, ...]:
         """What the processes of a service are called; keys of `pids`."""
-        counts = {
-            "gateway": self._sizes.gateways,
-            "worker": self._sizes.workers,
-            "broker": self._sizes.brokers,
-        }
-        return tuple(commands.numbered(service, number) for number in range(1, counts[service] + 1))
+        return self._sizes.names(service)
 
     def ready(self, name: str) -> bool:
         """Whether a service's process runs and says that it is ready."""

@@ -10,7 +10,8 @@ from typing import Final
 
 from services.embedded.config import EmbeddedSettings
 from services.embedded.faults import Cancelled, EmbeddedFault
-from services.embedded.stack import Sizes, Stack
+from services.embedded.sizes import Sizes
+from services.embedded.stack import Stack
 from shared.config import CommonSettings, load
 
 TICK_S: Final = 0.25

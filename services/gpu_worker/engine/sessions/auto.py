@@ -1,7 +1,8 @@
 """AutoSpecSession: a speculative session that keeps several drafters ready and asks, each turn, the one that pays.
 
 A turn is a round, or a burst where rounds follow one another without the host (`steady`). The head's plane and the block
-drafter's rows are both kept up with what is committed, whoever drafted it, so that either can go on at any round. Its anchor is the live one of `SpecSession`.
+drafter's rows are both kept up with what is committed, whoever drafted it, so that either can go on at any round. Its anchor
+is the live one of `SpecSession`.
 """
 
 from __future__ import annotations
