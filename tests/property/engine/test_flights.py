@@ -415,6 +415,21 @@ def test_a_flight_is_used_and_ends_where_the_stream_does(monkeypatch: pytest.Mon
     assert counts["blind"] > rounds / 2
 
 
+def test_who_sits_a_round_out_that_flew_with_it_goes_on_where_it_was() -> None:
+    """Its rows ran out, say: what the card folded of it is noted though nobody asks for its part of the round."""
+    play = Play()
+    streams = [play.join(0, 5, 40, 2), play.join(1, 8, 40, 2)]
+    sat_out = 0
+    while all(stream.going for stream in streams):
+        play.round(streams, more=True)
+        if play.rounds._flight is not None and all(stream.going for stream in streams):
+            play.round(streams[:1], more=True)
+            play.settle(streams[1])
+            sat_out += 1
+    assert sat_out > 3
+    _played_out(play, streams)
+
+
 def test_no_round_is_launched_past_a_streams_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     play = Play()
     counts = _counted(play, monkeypatch)
