@@ -1,9 +1,9 @@
 """A round that flies from one burst into the next changes no stream (C1) and keeps nothing (C6).
 
-Requests come, are cancelled, interrupt bursts, do not fit into memory, run out of blocks, are demoted and set aside, in any order,
-over a card that the CPU plays (`tests.card_kit`). Each stream is what the request says alone, in plain decode on the CPU; a
-cancelled one is a beginning of that. After every step only streams that go on have rows on their way, the books of their slots
-say what is committed, and every block and slot has its owner.
+Requests come, some with a journal, are cancelled in a round and between two bursts, interrupt bursts, do not fit into memory,
+run out of blocks, are demoted and set aside, in any order, over a card that the CPU plays (`tests.card_kit`). Each stream is
+what the request says alone, in plain decode on the CPU; a cancelled one is a beginning of that. After every step only streams
+that go on have rows on their way, the books of their slots say what is committed, and every block and slot has its owner.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from tests.engine_kit import Driver, baseline, build, prompt, request, run_one, 
 RULES = [
     SamplingParams(seed=1, temperature=0.0),
     SamplingParams(seed=2, temperature=1.0),
+    SamplingParams(seed=4, temperature=0.8, top_k=20, top_p=0.9),
     SamplingParams(seed=3, temperature=0.0, frequency_penalty=0.5),
 ]
 """The last one needs the stream's history: its rounds are the host's, beside those of the card."""
@@ -45,10 +46,15 @@ def item(which: int, rule: int, budget: int) -> GenerateRequest:
 
 
 @cache
-def truth(model: str, which: int, rule: int, budget: int) -> list[int]:
+def longest(model: str, which: int, rule: int) -> list[int]:
     """On the CPU, alone, without a card."""
-    alone = replace(item(which, rule, budget), use_cache=False)
+    alone = replace(item(which, rule, max(BUDGETS)), use_cache=False)
     return run_one(build(model=MODELS[model]()), alone).tokens
+
+
+def truth(model: str, which: int, rule: int, budget: int) -> list[int]:
+    """A stream with a larger budget says the same, and more."""
+    return longest(model, which, rule)[:budget]
 
 
 class Script(Faults):
@@ -82,6 +88,9 @@ class Play:
     engine: Engine
     flights: Flights
     script: Script
+    leaves: set[int]
+    """Steps before which a running stream is cancelled."""
+    steps: int = 0
     cancelled: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -96,6 +105,9 @@ class Play:
             self.engine.cancel(stream[0], "no more")
 
     def step(self) -> None:
+        self.steps += 1
+        if self.steps in self.leaves and self.engine._active:
+            self.act("cancel", self.engine._active[0].key)
         self.driver.step()
         running = {
             stream.session.sequence.ssm_slot_idx(): stream for stream in self.engine._active if stream.going
@@ -116,7 +128,7 @@ class Play:
         baseline(self.engine)
 
 
-Arrival = tuple[int, int, int, int, int, DrafterKind]
+Arrival = tuple[int, int, int, int, int, DrafterKind, int]
 ARRIVAL = st.tuples(
     st.integers(0, 4),
     st.integers(0, len(PROMPTS) - 1),
@@ -124,6 +136,7 @@ ARRIVAL = st.tuples(
     st.sampled_from(BUDGETS),
     st.sampled_from([0, 0, 3]),
     st.sampled_from(["mtp", "ngram"]),
+    st.sampled_from([0, 0, 6]),
 )
 ACTS = st.dictionaries(
     st.integers(1, 60), st.sampled_from(["cancel", "interrupt", "interrupt", "memory"]), max_size=6
@@ -137,6 +150,7 @@ ACTS = st.dictionaries(
     acts=ACTS,
     demote_at=st.sampled_from([5, 99, 99]),
     ways=st.sets(st.integers(1, 30), max_size=2),
+    leaves=st.sets(st.integers(1, 30), max_size=1),
     checkpoints=st.sampled_from([0, 1]),
     blocks=st.sampled_from([6, 64]),
     slots=st.sampled_from([2, 3]),
@@ -150,6 +164,7 @@ def test_c1_rounds_that_fly_on_change_no_stream(
     acts: dict[int, str],
     demote_at: int,
     ways: set[int],
+    leaves: set[int],
     checkpoints: int,
     blocks: int,
     slots: int,
@@ -168,16 +183,21 @@ def test_c1_rounds_that_fly_on_change_no_stream(
             num_slots=slots,
             max_batch=slots,
         )
-        play = Play(engine, flights, script)
-        for number, (wait, which, rule, budget, drafts, drafter) in enumerate(plan):
+        play = Play(engine, flights, script, leaves)
+        for number, (wait, which, rule, budget, drafts, drafter, said) in enumerate(plan):
             for _ in range(wait):
                 play.step()
             chosen = replace(
-                item(which, rule, budget), request_id=f"{number}", speculation_k=drafts, drafter=drafter
+                item(which, rule, budget),
+                request_id=f"{number}",
+                speculation_k=drafts,
+                drafter=drafter,
+                emitted=tuple(expected[number][:said]),
             )
             play.driver.submit(chosen)
         play.end()
-    for number, tokens in enumerate(expected):
+    for number, (arrival, stream) in enumerate(zip(plan, expected, strict=True)):
+        tokens = stream[arrival[-1] :]
         outcome = play.driver.outcomes[f"{number}", 0]
         if outcome.end.reason is FinishReason.CANCELLED:
             assert f"{number}" in play.cancelled
