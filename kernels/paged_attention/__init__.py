@@ -1,10 +1,10 @@
 """Grouped-query attention over paged KV, for prefill tiles and for decode and verify tiles.
 
-    reference, chosen   the twins on the CPU                card_write, card_rows   rows into their pages
-    plan                what a launch reads, and where      card_pages              how pages are read
-    device              the card's side of this face        card_prefill            many query rows of a sequence
-    card_latent         rows that are keys and values       card_splits             decode and verify, split by keys
-    card_chosen         which keys a sparse row sees
+reference, chosen   the twins on the CPU                card_write, card_rows   rows into their pages
+plan                what a launch reads, and where      card_pages              how pages are read
+device              the card's side of this face        card_prefill            many query rows of a sequence
+card_latent         rows that are keys and values       card_splits             decode and verify, split by keys
+card_chosen         which keys a sparse row sees
 """
 
 import torch
