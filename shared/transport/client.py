@@ -7,7 +7,7 @@ import logging
 from contextlib import suppress
 from typing import Final
 
-from shared.errors import NotFound, PayloadTooLarge, Unavailable
+from shared.errors import NotFound, Unavailable
 from shared.protocol.subjects import STREAMS, ConsumerSpec, StreamSpec
 from shared.transport import jetstream, specs, suitability
 from shared.transport.base import Delivery, Handler, Headers, PullConsumer, Received, Stored, Subscription
@@ -16,7 +16,7 @@ from shared.transport.fields import clean
 from shared.transport.pull import Pull
 from shared.transport.service import Service
 from shared.transport.take import Taker
-from shared.transport.wire import Closer, Raw, Wire, fits, matches, message_bytes
+from shared.transport.wire import Closer, Raw, Wire, check_size, matches
 
 _log = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ class WireTransport:
     # core
 
     async def publish(self, subject: str, data: bytes, headers: Headers | None = None) -> None:
-        self._check_size(data, headers)
+        check_size(data, headers, self._wire.max_payload_bytes)
         await self._wire.send(subject, data, headers=headers)
 
     async def subscribe(self, subject: str, *, settled: bool = True) -> Subscription:
@@ -91,7 +91,7 @@ class WireTransport:
     async def request(
         self, subject: str, data: bytes, *, timeout: float, headers: Headers | None = None
     ) -> bytes:
-        self._check_size(data, headers)
+        check_size(data, headers, self._wire.max_payload_bytes)
         answer = await self._wire.ask(subject, data, timeout=timeout, headers=headers)
         if _FAILED in answer.headers:
             raise Unavailable(f"the call on {subject} failed at the other side")
@@ -160,7 +160,6 @@ class WireTransport:
         headers: Headers | None = None,
         timeout: float = 5.0,
     ) -> Stored:
-        self._check_size(data, headers)
         return await jetstream.append(
             self._wire,
             lambda: self._stream_of(subject),
@@ -189,14 +188,6 @@ class WireTransport:
         await jetstream.call(self._wire, f"STREAM.MSG.DELETE.{stream}", {"seq": sequence})
 
     # inside
-
-    def _check_size(self, data: bytes, headers: Headers | None) -> None:
-        most = self._wire.max_payload_bytes
-        if fits(data, headers, most):
-            return
-        size = message_bytes(data, headers)
-        if size > most:
-            raise PayloadTooLarge(f"a message of {size} bytes is over the limit of {most}")
 
     def _stream_of(self, subject: str) -> str | None:
         for spec in self._streams.values():

@@ -25,7 +25,7 @@ from shared.errors import (
 )
 from shared.transport.base import Headers, Received, Stored
 from shared.transport.fields import clean
-from shared.transport.wire import NobodyListens, Question, Raw, Unanswered, Wire
+from shared.transport.wire import NobodyListens, Question, Raw, Unanswered, Wire, check_size
 
 _log = logging.getLogger(__name__)
 
@@ -97,6 +97,18 @@ def translate(error: dict[str, Any]) -> BurstlineError:
 # ---- append ----------------------------------------------------------------------------------------------------------
 
 
+def stamped(headers: Headers | None, message_id: str | None, expected: int | None) -> dict[str, str]:
+    """The headers of an append: its own, and those by which the server knows it again or refuses it."""
+    sent = dict(headers or {})
+    if expected is not None:
+        sent[EXPECTED_SEQUENCE] = str(expected)
+    if message_id is None and expected is None:
+        message_id = uuid.uuid4().hex
+    if message_id is not None:
+        sent[MESSAGE_ID] = message_id
+    return sent
+
+
 async def append(
     wire: Wire,
     stream_of: Callable[[], str | None],
@@ -115,13 +127,8 @@ async def append(
         FencedOut, Overloaded, PayloadTooLarge: nothing was stored.
         Unavailable: nobody answered; if it was stored, the same append again finds it.
     """
-    sent = dict(headers or {})
-    if expected is not None:
-        sent[EXPECTED_SEQUENCE] = str(expected)
-    if message_id is None and expected is None:
-        message_id = uuid.uuid4().hex
-    if message_id is not None:
-        sent[MESSAGE_ID] = message_id
+    sent = stamped(headers, message_id, expected)
+    check_size(data, sent, wire.max_payload_bytes)
     for attempt in range(1, _TRIES + 1):
         try:
             answer = parse((await wire.ask(subject, data, timeout=timeout / _TRIES, headers=sent)).data)

@@ -11,13 +11,14 @@ import asyncio
 from dataclasses import dataclass
 
 from shared.clock import SYSTEM, Clock
-from shared.errors import NotFound, PayloadTooLarge, Unavailable
+from shared.errors import NotFound, Unavailable
 from shared.protocol.subjects import ConsumerSpec, StreamSpec
+from shared.transport import jetstream
 from shared.transport.base import Delivery, Handler, Headers, PullConsumer, Received, Stored, Subscription
 from shared.transport.buffer import Buffer
 from shared.transport.memory_stream import Consumer, MemoryStream
 from shared.transport.service import Service
-from shared.transport.wire import matches, message_bytes
+from shared.transport.wire import check_size, matches
 
 
 @dataclass(eq=False)
@@ -194,6 +195,8 @@ class MemoryTransport:
         timeout: float = 5.0,
     ) -> Stored:
         message = self._message(subject, data, headers)
+        sent = jetstream.stamped(headers, message_id, expected_last_subject_sequence)
+        check_size(data, sent, self.server.max_payload_bytes)
         self.server.deliver(message)
         await asyncio.sleep(0)
         stream = self.server.stream_of(subject)
@@ -232,11 +235,7 @@ class MemoryTransport:
 
     def _message(self, subject: str, data: bytes, headers: Headers | None) -> Received:
         self._check()
-        size = message_bytes(data, headers)
-        if size > self.server.max_payload_bytes:
-            raise PayloadTooLarge(
-                f"a message of {size} bytes is over the limit of {self.server.max_payload_bytes}"
-            )
+        check_size(data, headers, self.server.max_payload_bytes)
         return Received(subject=subject, data=data, headers=dict(headers or {}))
 
     async def _drop(self, owner: _Listener | _Responder) -> None:

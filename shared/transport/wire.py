@@ -10,7 +10,7 @@ from typing import Protocol
 
 import msgspec
 
-from shared.errors import Unavailable
+from shared.errors import PayloadTooLarge, Unavailable
 from shared.transport.base import Headers
 from shared.transport.fields import Fields
 
@@ -139,7 +139,13 @@ def message_bytes(data: bytes, headers: Headers | None) -> int:
     return _PREAMBLE_BYTES + fields + len(data)
 
 
-def fits(data: bytes, headers: Headers | None, limit: int) -> bool:
+def check_size(data: bytes, headers: Headers | None, limit: int) -> None:
+    """Raises PayloadTooLarge: a message over the server's limit ends the connection, and for good."""
+    if not _fits(data, headers, limit) and (size := message_bytes(data, headers)) > limit:
+        raise PayloadTooLarge(f"a message of {size} bytes is over the limit of {limit}")
+
+
+def _fits(data: bytes, headers: Headers | None, limit: int) -> bool:
     """Whether a message is under a limit without a doubt: every character counted as the longest there is."""
     if not headers:
         return len(data) <= limit

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -156,6 +157,17 @@ async def test_a_message_over_the_streams_own_limit_is_too_large(world: World) -
     await world.transport.ensure_stream(world.stream(max_msg_bytes=1000))
     with pytest.raises(PayloadTooLarge):
         await world.transport.append(world.subject(), b"x" * 2000)
+
+
+@pytest.mark.parametrize("expectation", [{"message_id": "m" * 32}, {"expected_last_subject_sequence": 0}, {}])
+async def test_fr_94_the_headers_of_an_append_count_too(world: World, expectation: dict[str, Any]) -> None:
+    """A message that they bring over the limit would cost the connection, and all that goes over it."""
+    limit = world.transport.max_payload_bytes
+    await world.transport.ensure_stream(world.stream(max_msg_bytes=limit, max_bytes=4 * limit))
+    with pytest.raises(PayloadTooLarge):
+        await world.transport.append(world.subject(), b"x" * limit, **expectation)
+    stored = await world.transport.append(world.subject(), b"x" * (limit - 128), **expectation)
+    assert stored.sequence == 1
 
 
 async def test_a_limit_per_subject_keeps_the_newest(world: World) -> None:
