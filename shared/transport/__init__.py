@@ -8,4 +8,5 @@ Both implementations pass the same suite, tests/contract.
     service  the answering side      pull, take  durable pull consumers      wire, nats     the connection
     nats_client   nats-py as it is used here     frames, fields   what it reads, cut up     specs   streams and consumers made
     access   credentials, TLS        suitability   whether this server will do       bodies         claim checks
+    asked    questions that wait for their answers
 """

@@ -22,6 +22,7 @@ from nats.aio.subscription import Subscription as NatsSubscription
 from shared.errors import BurstlineError, PayloadTooLarge, ProtocolError, Unavailable
 from shared.logs import redact
 from shared.transport.access import Access
+from shared.transport.asked import Asked
 from shared.transport.base import Headers
 from shared.transport.client import WireTransport
 from shared.transport.nats_client import PatientClient
@@ -37,7 +38,6 @@ _PING_S: Final = 20
 _FIRST_BACKOFF_S: Final = 0.05
 _LONGEST_BACKOFF_S: Final = 5.0
 _TOLD_ERRORS: Final = 64
-_NO_RESPONDERS: Final = "503"
 
 NatsTransport = WireTransport
 
@@ -164,14 +164,14 @@ class NatsWire:
 
     async def pose(
         self, subject: str, data: bytes, *, timeout: float, headers: Headers | None = None, soon: bool = False
-    ) -> _Question:
+    ) -> Asked:
         if not self._inbox:
             self._inbox = self.inbox()
             with _translated(subject):
                 await self._client.hear(f"{self._inbox}.*", "", self._answered)
         self._asked += 1
         inbox = f"{self._inbox}.{self._asked}"
-        question = _Question(self._answers, inbox, subject, timeout)
+        question = Asked(self._answers, inbox, subject, timeout)
         if not self._client.post(subject, data, inbox, headers, soon=soon):
             try:
                 with _translated(subject):
@@ -251,41 +251,6 @@ class _Listening:
 
     async def close(self) -> None:
         await self._wire.unlisten(self._subscription)
-
-
-class _Question:
-    """A `Question` among those that wait, by the inbox of its answer."""
-
-    __slots__ = ("_answer", "_inbox", "_late", "_subject", "_waiting")
-
-    def __init__(
-        self, waiting: dict[str, asyncio.Future[Raw | None]], inbox: str, subject: str, timeout: float
-    ) -> None:
-        loop = asyncio.get_running_loop()
-        self._waiting, self._inbox, self._subject = waiting, inbox, subject
-        self._answer: asyncio.Future[Raw | None] = loop.create_future()
-        self._late = loop.call_later(timeout, self._give_up)
-        waiting[inbox] = self._answer
-
-    async def answer(self) -> Raw:
-        try:
-            raw = await self._answer
-        finally:
-            self.drop()
-        if raw is None:
-            raise Unanswered(f"{self._subject}: no answer in time")
-        if raw.status == _NO_RESPONDERS and not raw.data:
-            raise NobodyListens(f"{self._subject}: nobody listens")
-        return raw
-
-    def drop(self) -> None:
-        self._late.cancel()
-        self._waiting.pop(self._inbox, None)
-
-    def _give_up(self) -> None:
-        self.drop()
-        if not self._answer.done():
-            self._answer.set_result(None)
 
 
 def _next_server(servers: list[Server], info: dict[str, Any]) -> tuple[Server, float]:
