@@ -234,7 +234,7 @@ class Attempt:
         self._relay = self._claimant.begin(state)
         try:
             choices = await self._claimant.claim(self._relay, state, tokens)
-            if await looking.found() is not None:
+            if await journal.may_be_cancelled(looking):
                 await self._look_for_cancels()
         except FencedOut:
             self._relay = None

@@ -25,7 +25,7 @@ from shared.protocol.messages import (
     Terminal,
     unpack_tokens,
 )
-from shared.transport.base import Received, Transport
+from shared.transport.base import Looking, Received, Transport
 
 log = logging.getLogger(__name__)
 
@@ -159,6 +159,15 @@ async def cancellations(transport: Transport, request_id: str) -> tuple[CancelRe
         except ProtocolError:
             log.warning("an unreadable cancellation of %s is ignored", request_id)
     return tuple(found)
+
+
+async def may_be_cancelled(looking: Looking) -> bool:
+    """Whether a look at the cancellations says that there is one, or nothing: a claim outlives a connection with which the look
+    was lost."""
+    try:
+        return await looking.found() is not None
+    except Unavailable:
+        return True
 
 
 def _folded(state: JournalState, page: Iterable[Received]) -> JournalState:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from shared.errors import Unavailable
 from shared.protocol import codec, subjects
 from shared.protocol.messages import Frame, Started
 from tests.unit.services.gpu_worker.rig import PROMPT, SEED, Running, World, make_request, until, world
@@ -29,6 +30,35 @@ async def test_a_request_that_was_cancelled_before_is_not_run() -> None:
         assert running.engine.submitted == []
         assert not any(isinstance(message, Frame) for message in await here.journalled())
         await until(lambda: here.waiting_items() == 0)
+
+
+class _Lost:
+    """A look whose answer went with the connection."""
+
+    async def found(self) -> None:
+        raise Unavailable("no answer in time")
+
+    def drop(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("cancelled", [True, False])
+async def test_fr_102_a_claim_outlives_the_look_that_went_with_it(cancelled: bool) -> None:
+    """The journal is patient, a look is not: cancellations are looked for anew, and the attempt is not lost."""
+    async with world() as here:
+        if cancelled:
+            await here.cancel()
+        running = await here.worker()
+
+        async def look(stream: str, subject: str) -> _Lost:
+            return _Lost()
+
+        running.transport.look = look  # type: ignore[assignment, method-assign]
+        await here.enqueue(make_request(clock=here.clock))
+        terminal = await here.terminal()
+        assert terminal.attempt == 1
+        assert terminal.cancel_reason == ("client_disconnected" if cancelled else None)
+        await until(lambda: here.waiting_items() == 0 and running.engine.at_baseline)
 
 
 @pytest.mark.parametrize("budget", [0, 1, 3], ids=["queued", "primed", "streaming"])
