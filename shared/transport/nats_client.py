@@ -87,12 +87,14 @@ class PatientClient(Client):
     def post(
         self, subject: str, data: bytes, reply: str, headers: Mapping[str, str] | None, *, soon: bool = False
     ) -> bool:
-        """`publish` without a wait, as nats-py would write it. False when nothing was done, since the socket is behind, there is
-        none, or nats-py would refuse it: then `publish` tells. `soon`: it can go with the next publish of this turn."""
+        """`publish` without a wait, as nats-py would write it. False when nothing was done, since the socket is behind or this
+        turn has much for it, there is none, or nats-py would refuse it: then `publish` tells, or waits. `soon`: it can go with
+        the next publish of this turn."""
         writer = self._writer()
         if (
             writer is None
             or writer.transport.get_write_buffer_size() >= _CONGESTED_BYTES
+            or self._pending_data_size >= _CONGESTED_BYTES
             or self.is_draining_pubs
             or len(data) > self._max_payload
             or (parts := message(subject, data, reply, headers)) is None

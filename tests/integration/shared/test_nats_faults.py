@@ -314,3 +314,13 @@ async def test_a_reader_that_dies_of_an_error_is_a_lost_connection(
     await transport.ready()
     await transport.append(SUBJECT, b"heard", timeout=PATIENCE_S / 6)
     assert "the connection to NATS is lost" in caplog.text
+
+
+async def test_fr_104_a_sender_who_never_waits_is_made_to_wait(transport: Transport) -> None:
+    """What it sends in one turn of the event loop is held in memory: that is bounded, and others get their turns."""
+    client = transport._wire._client  # type: ignore[attr-defined]
+    most = 0
+    for _ in range(400):
+        await transport.publish("nobody.hears", b"x" * 60_000)
+        most = max(most, sum(map(len, client._pending)))
+    assert most < 4 << 20
