@@ -36,7 +36,7 @@ class Region:
 def regions(smaps: str) -> Iterator[Region]:
     """Those of private memory without a file that are mostly in use. Stacks are not: most of one is never touched."""
     begin = end = 0
-    for line in smaps.splitlines():
+    for line in smaps.split("\n"):  # the one character that no file's name holds here
         if found := _REGION.match(line):
             begin, end = (int(found[place], 16) for place in (1, 2))
             if found[3] != "rw-p" or found[4] not in ("", "[heap]"):
@@ -50,7 +50,7 @@ def regions(smaps: str) -> Iterator[Region]:
 def in_huge_pages(*, smaps: Path = _SMAPS, collapse: Collapse | None = None) -> int:
     """Lay this process's memory in huge pages, the smallest regions first. Returns the bytes; what the kernel refuses stays."""
     try:
-        found = sorted(regions(smaps.read_text()), key=lambda region: region.size)
+        found = sorted(regions(smaps.read_text("utf-8", "replace")), key=lambda region: region.size)
         collapse = collapse or _kernel()
     except (OSError, AttributeError):  # no such system, or no such call in it
         return 0

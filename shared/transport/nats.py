@@ -1,4 +1,4 @@
-"""The wire of NATS; with `nats_client.py` the only importer of nats-py.
+"""The wire of NATS; with `nats_client.py` and `frames.py` the only importer of nats-py.
 
 Designed round faults of nats-py 2.16: its flush is no barrier (PING overtakes what waits in the flusher, so ours
 flushes twice), its pull subscriptions hang on orphaned requests (`pull.py` has its own), its requests read each answer in

@@ -58,6 +58,14 @@ def test_no_more_than_a_bound_is_moved_and_a_refusal_stops_nothing(tmp_path: Pat
     assert asked == [HUGE, 2 * HUGE, 3 * HUGE]
 
 
+def test_files_have_any_name(tmp_path: Path) -> None:
+    """A process in a folder whose name is no UTF-8, or looks like a line, starts all the same."""
+    smaps = tmp_path / "smaps"
+    odd = region(HUGE, HUGE, resident=HUGE, mode="r-xp", name="/srv/\xff/a\fRss: b/lib.so")
+    smaps.write_bytes((odd + region(4 * HUGE, HUGE, resident=HUGE)).encode("latin-1"))
+    assert in_huge_pages(smaps=smaps, collapse=lambda begin, size: True) == HUGE
+
+
 def test_without_a_table_of_regions_nothing_happens(tmp_path: Path) -> None:
     assert in_huge_pages(smaps=tmp_path / "none", collapse=lambda begin, size: True) == 0
 
