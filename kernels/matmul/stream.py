@@ -1,9 +1,9 @@
 """The decode product: every program streams one run of weight units through a tile of rows.
 
-Units are numbered column tile by column tile, K ascending, and cut into runs, a function of (N, K) alone. A column tile
-that several runs share is finished by whichever program arrives last: it adds the stored parts in ascending order, so the
-bits do not tell who that was. Rows per tile, units per step and which operand is turned change nothing either (each
-output is one ascending chain of K on the tensor cores; `kernels.gate` compares them), so they follow speed.
+Units are numbered column tile by column tile, K ascending, and cut into runs, a function of (N, K) alone. A column tile that
+several runs share is finished by whichever program arrives last, or by who reads the product: the parts are added in ascending
+order, so the bits do not tell who that was. Rows per tile, units per step and which operand is turned change nothing either
+(each output is one ascending chain of K on the tensor cores; `kernels.gate` compares them), so they follow speed.
 """
 
 from __future__ import annotations

@@ -70,7 +70,8 @@ class RowTile:
     swap: bool
     """The weight is the left operand: the instruction's 64 rows are the weight's, and x may have 16."""
     late: bool = False
-    """The next launch may start when the weights are read, not when this one starts: quicker with 64 rows and more."""
+    """The next launch may start when the weights are read, not when this one starts: quicker with 64 rows of a
+    bfloat16 weight and more."""
 
 
 _TILES: Final = {

@@ -26,7 +26,8 @@ def rms_norm(x: Tensor, scale: Tensor, eps: float) -> Tensor:
 
 
 def add_rms_norm(x: Tensor, delta: Tensor, scale: Tensor, eps: float) -> Tensor:
-    """x += delta in place, then the norm of the (rounded) sum. delta [M, W], or [slices, M, W] in slice order."""
+    """x += delta in place, then the norm of the (rounded) sum. delta [M, W], or the parts of a product, float32
+    [slices, M, W] (`matmul.linear_parts`): `added` first."""
     return (device_module("norm_rope") if on_card(x) else reference).add_rms_norm(x, delta, scale, eps)
 
 

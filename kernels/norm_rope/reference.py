@@ -19,7 +19,7 @@ def rms_norm(x: Tensor, scale: Tensor, eps: float) -> Tensor:
 
 
 def add_rms_norm(x: Tensor, delta: Tensor, scale: Tensor, eps: float) -> Tensor:
-    """x += delta in place, then the norm of the sum. delta [M, W], or [slices, M, W], added in slice order first."""
+    """x += delta in place, then the norm of the sum. delta [M, W], or [slices, M, W], `added` first."""
     return rms_norm(x.add_(added(delta, x.dtype)), scale, eps)
 
 

@@ -95,7 +95,7 @@ class LatentAttention:
         self._one = torch.ones(1, widths.rope_dim, device=weights.latent_norm.device)
 
     def __call__(self, x: Tensor, step: Step | AttentionStep) -> Tensor:
-        """[M, H] -> [M, H]; M = sequences * columns of the step."""
+        """[M, H] -> [M, H], or the parts of it (`matmul.linear_parts`); M = sequences * columns of the step."""
         at = step if isinstance(step, AttentionStep) else step.attention
         widths, weights = self._widths, self._weights
         y = matmul.linear(x, weights.down, prefill=step.prefill)
