@@ -30,6 +30,7 @@ from services.gpu_worker.engine.config import EngineConfig
 from services.gpu_worker.engine.graphs import GraphCache, Size
 from services.gpu_worker.engine.layers.steps import Span
 from services.gpu_worker.engine.models.loader import LoadedModel
+from services.gpu_worker.engine.placement import CARD_FOLD_ROWS
 from services.gpu_worker.engine.rounds import CardLaunches
 from shared.clock import SYSTEM
 from shared.evidence import Bar
@@ -37,8 +38,8 @@ from shared.evidence import Bar
 CONTEXT: Final = 512
 """Rows that every sequence starts with."""
 
-STEPS: Final = 66
-"""A multiple of the fold's period."""
+STEPS: Final = 11 * CARD_FOLD_ROWS
+"""Rounds that are timed: whole periods of the fold."""
 
 VERIFY_LIMIT: Final = {4: 1.05, 8: 1.08, 16: 1.12}
 
