@@ -25,9 +25,9 @@ from services.embedded.postgres import PostgresServer
 from tests.interpreter import quicken
 from tests.spread import Spread, turn
 
+# Threads of a pool sleep between two loops (read when torch is loaded): those that turn instead take the processor from the
+# process beside them, and a test with two threads takes ten times as long.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-"""Threads of a pool sleep between two loops (read when torch is loaded): those that turn instead take the processor from the
-process beside them, and a test with two threads takes ten times as long."""
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Spread:
