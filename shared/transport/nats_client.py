@@ -130,9 +130,14 @@ class PatientClient(Client):
     def _write(self) -> None:
         """What is pending, now; without a connection it stays, for the next one."""
         writer = self._writer()
-        if writer is not None and self._pending:
-            pending, self._pending, self._pending_data_size = self._pending, [], 0
+        if writer is None:
+            return
+        if pending := self._pending:
             writer.write(pending[0] if len(pending) == 1 else b"".join(pending))
+        self._pending, self._pending_data_size = (
+            [],
+            0,
+        )  # nats-py adds its PINGs to the size, which never were pending
 
     def _writer(self) -> asyncio.StreamWriter | None:
         """The socket's, while there is a connection."""

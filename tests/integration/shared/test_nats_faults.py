@@ -324,3 +324,11 @@ async def test_fr_104_a_sender_who_never_waits_is_made_to_wait(transport: Transp
         await transport.publish("nobody.hears", b"x" * 60_000)
         most = max(most, sum(map(len, client._pending)))
     assert most < 4 << 20
+
+
+async def test_what_is_not_held_takes_no_room(transport: Transport) -> None:
+    """An idle process that is asked for its readiness each second would fill its buffer for an outage with nothing."""
+    for _ in range(3):
+        assert await transport.ready()
+    await asyncio.sleep(0)  # the turn's end
+    assert transport._wire._client._pending_data_size == 0  # type: ignore[attr-defined]
