@@ -134,10 +134,8 @@ class PatientClient(Client):
             return
         if pending := self._pending:
             writer.write(pending[0] if len(pending) == 1 else b"".join(pending))
-        self._pending, self._pending_data_size = (
-            [],
-            0,
-        )  # nats-py adds its PINGs to the size, which never were pending
+        # The size too when nothing was pending: nats-py adds its PINGs to it, which go by themselves.
+        self._pending, self._pending_data_size = [], 0
 
     def _writer(self) -> asyncio.StreamWriter | None:
         """The socket's, while there is a connection."""
