@@ -42,10 +42,14 @@ CANDIDATES: Final = (
     RowTile(16, 2, 4, 4, True),
     RowTile(32, 2, 4, 4, True),
     RowTile(64, 2, 4, 8, False),
+    RowTile(64, 2, 4, 8, False, late=True),
     RowTile(64, 2, 3, 4, False),
+    RowTile(64, 2, 3, 4, False, late=True),
     RowTile(128, 1, 6, 8, False),
+    RowTile(128, 1, 6, 8, False, late=True),
     RowTile(128, 2, 3, 8, True),
 )
+"""Those in use among them. What `late` is worth shows between other launches, in a whole step (`burstline bench decode`)."""
 
 _COLD_BYTES: Final = 1_200_000_000
 """Weights in rotation at least: twenty times the L2."""

@@ -10,7 +10,7 @@ pytest.importorskip("triton")
 
 from kernels import tune
 from kernels.matmul import device
-from kernels.matmul.tiles import Cut, RowTile
+from kernels.matmul.tiles import Cut, RowTile, cut, row_tile
 
 TILES = (RowTile(16, 1, 2, 4, True), RowTile(16, 1, 3, 4, True))
 
@@ -31,6 +31,11 @@ def test_every_candidate_is_timed_and_compared() -> None:
     figures = tune.measure("small", packed, 3, TILES, _run_all)
     assert [figure.tile for figure in figures] == list(TILES)
     assert all(figure.same_bits and figure.microseconds == 7.0 for figure in figures)
+
+
+@pytest.mark.parametrize("rows", [1, 16, 32, 64, 128])
+def test_the_tiles_in_use_are_among_the_candidates(rows: int) -> None:
+    assert {row_tile(rows, cut(n, k)) for n, k in tune.SHAPES.values()} <= set(tune.CANDIDATES)
 
 
 def test_a_launch_that_does_nothing_is_seen() -> None:
