@@ -127,8 +127,13 @@ class WholeRounds:
         if self._flight is not None and self._flight.slots and self._flight.slots.issubset(but):
             return
         flight, self._flight = self._flight, None
-        for seat in flight.seats if flight is not None else ():
-            if seat.columns and not self._states.is_open(seat.slot):
+        if flight is not None:
+            self._note([seat for seat in flight.seats if seat.columns])
+
+    def _note(self, seats: Sequence[Seat]) -> None:
+        """Nobody asks for their rows of a round; a state that it stored is one all the same."""
+        for seat in seats:
+            if not self._states.is_open(seat.slot):
                 self._states.verified(seat.slot, seat.columns)
                 self._states.accept(seat.slot, 0)
 
@@ -146,10 +151,7 @@ class WholeRounds:
             if row.by is By.BLOCK and self._block is not None:
                 self._block.took_in(row.slot, row.start)
         asked = {row.slot for row in rows}
-        for slot, seat in of_slot.items():
-            if slot not in asked and not self._states.is_open(slot):
-                self._states.verified(slot, seat.columns)
-                self._states.accept(slot, 0)
+        self._note([seat for slot, seat in of_slot.items() if slot not in asked])
         return flight
 
     def _launch(self, rows: Sequence[WholeRow]) -> tuple[Flight, list[WholeRow]]:
