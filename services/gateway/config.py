@@ -123,6 +123,7 @@ class GatewaySettings(Settings):
             "max_body_bytes", "body_timeout_s", "max_nesting", "max_containers", "max_keys", "max_messages", "max_tools",
             "max_choices", "max_prompts", "max_logprobs", "max_stop", "max_stop_characters", "max_stop_ids", "max_logit_bias",
             "max_allowed_ids", "max_speculation", "max_schema_bytes", "default_max_tokens", "keep_alive_s",
-            "request_deadline_s", "queue_deadline_s", "linger_s", "max_prompt_bytes", "max_in_flight", "max_in_flight_per_tenant", "max_queued_per_model", "max_queued_per_tenant",
+            "request_deadline_s", "queue_deadline_s", "linger_s", "max_prompt_bytes", "max_in_flight",
+            "max_in_flight_per_tenant", "max_queued_per_model", "max_queued_per_tenant",
         )  # fmt: skip
         return {name: getattr(self, name) for name in names}

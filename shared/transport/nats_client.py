@@ -90,10 +90,8 @@ class PatientClient(Client):
         """`publish` without a wait, as nats-py would write it. False when nothing was done, since the socket is behind or this
         turn has much for it, there is none, or nats-py would refuse it: then `publish` tells, or waits. `soon`: it can go with
         the next publish of this turn."""
-        writer = self._writer()
         if (
-            writer is None
-            or writer.transport.get_write_buffer_size() >= _CONGESTED_BYTES
+            not self._flows
             or self._pending_data_size >= _CONGESTED_BYTES
             or self.is_draining_pubs
             or len(data) > self._max_payload
